@@ -80,10 +80,28 @@ def _with_long_factors(tensors: Tensors, config: Config) -> Tensors:
     return tensors | found
 
 
+def _shared_apart(tensors: Tensors, config: Config) -> Tensors:
+    for name in [name for name in tensors if "shared_mlp" in name]:
+        values, layer = tensors.pop(name), name.split("shared_mlp")[0]
+        if "input_linear" in name:
+            tensors[f"{layer}mlp.gate_proj.weight"], tensors[f"{layer}mlp.up_proj.weight"] = np.split(values, 2)
+        else:
+            tensors[f"{layer}mlp.down_proj.weight"] = values
+    return tensors
+
+
 def _partial(size: int, config: Config) -> int:
     return int(size * config["rope_parameters"].get("partial_rotary_factor", 1.0))
 
 
+INTEGER = gguf.GGUFValueType.UINT32
+KINDS = {
+    int: INTEGER,
+    float: gguf.GGUFValueType.FLOAT32,
+    bool: gguf.GGUFValueType.BOOL,
+    str: gguf.GGUFValueType.STRING,
+    list: gguf.GGUFValueType.ARRAY,
+}
 SHORT = (("num_attention_heads", "n_head"), ("hidden_size", "n_embd"))
 
 
@@ -149,6 +167,18 @@ def _granite(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_embedding_scale(config["embedding_multiplier"])
     writer.add_residual_scale(config["residual_multiplier"])
     writer.add_logit_scale(config["logits_scaling"])
+    if config["model_type"] == "granitemoehybrid":
+        # Of Granite 4 without recurrent layers.
+        writer.add_head_count_kv([config["num_key_value_heads"]] * config["num_hidden_layers"])
+        writer.add_expert_count(0)
+        writer.add_expert_used_count(0)
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+        writer.add_ssm_state_size(config["mamba_d_state"])
+        writer.add_ssm_group_count(config["mamba_n_groups"])
+        writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+        writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+        writer.add_rope_scaling_finetuned(True)
 
 
 def _cohere(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -197,7 +227,7 @@ WRITTEN: dict[str, Written] = {
     "gemma3": Written(_gemma3, (_plus_one,)),
     "phi2": Written(),
     "phi3": Written(_phi3, (_with_long_factors,)),
-    "granite": Written(_granite, (_permute,)),
+    "granite": Written(_granite, (_permute, _shared_apart)),
     "glm4": Written(),
     "chatglm": Written(),
     "ernie4_5": Written(),
@@ -233,11 +263,9 @@ def write_architecture(
     written.keys(writer, config)
     add_tokenizer(writer, source, config)
     for key, value in more.items():
-        kinds = {int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, bool: gguf.GGUFValueType.BOOL}
-        writer.kv_data[0].pop(f"{architecture}.{key.replace('__', '.')}", None)
-        writer.add_key_value(
-            f"{architecture}.{key.replace('__', '.')}", value, kinds.get(type(value), gguf.GGUFValueType.STRING)
-        )
+        name = f"{architecture}.{key.replace('__', '.')}"
+        writer.kv_data[0].pop(name, None)
+        writer.add_key_value(name, value, KINDS[type(value)], INTEGER if isinstance(value, list) else None)
     tensors = {name: tensor.float().numpy() for name, tensor in load_file(source / "model.safetensors").items()}
     for step in written.steps:
         tensors = step(tensors, config)

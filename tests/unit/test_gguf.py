@@ -165,6 +165,14 @@ def test_the_scaling_of_rope_is_what_llama_cpp_makes_of_it(
     assert {key: value for key, value in found.items() if key != "rope_theta"} == expected
 
 
+@pytest.mark.parametrize(("stated", "expected"), [({"yarn_attn_factor": 1.5}, 1.5), ({}, None)])
+def test_yarn_may_state_what_attention_is_multiplied_by(
+    stated: dict[str, Any], expected: float | None, tmp_path: Path
+) -> None:
+    found = rope_of(tmp_path, type="yarn", factor=4.0, original_context_length=64, **stated)
+    assert found["attention_factor"] == expected
+
+
 @pytest.mark.parametrize(
     ("scaling", "said"),
     [

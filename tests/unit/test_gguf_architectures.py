@@ -36,6 +36,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("phi3-partial", {}, "phi3"),
     ("phi3-long", {}, "phi3"),
     ("granite", {}, "granite"),
+    ("granite-hybrid", {"intermediate_size": 56}, "granite"),
     ("glm4", {}, "glm4"),
     ("glm", {}, "chatglm"),
     ("ernie", {}, "ernie4_5"),
@@ -145,6 +146,9 @@ def written(path: Path, name: str, architecture: str, **more: Any) -> Path:
         ),
         ("neox", "gptneox", {"attention__head_count_kv": 2}, "'gptneox.attention.head_count_kv': 2"),
         ("gpt2", "gpt2", {"attention__head_count_kv": 2}, "'gpt2.attention.head_count_kv': 2"),
+        ("granite", "granite", {"attention__head_count_kv": [2, 3]}, "'granite.attention.head_count_kv': "),
+        ("granite", "granite", {"attention__head_count_kv": [2]}, "where 2 values are needed"),
+        ("falcon", "falcon", {"tensor_data_layout": "another"}, "'falcon.tensor_data_layout': 'another'"),
         ("olmo", "olmo", {"attention__clamp_kqv": 8.0}, "'olmo.attention.clamp_kqv': 8.0"),
         ("olmo", "olmo", {"attention__layer_norm_epsilon": 1e-6}, "'olmo.attention.layer_norm_epsilon'"),
     ],
@@ -154,6 +158,13 @@ def test_what_would_change_the_result_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=said):
         read_model_info(str(written(tmp_path, name, architecture, **more)))
+
+
+def test_what_says_nothing_of_texts_is_left_alone(tmp_path: Path) -> None:
+    image: dict[str, Any] = {"mm__tokens_per_image": 256}
+    assert read_config(written(tmp_path / "a", "gemma3", "gemma3", **image))["model_type"] == "gemma3_text"
+    layout: dict[str, Any] = {"tensor_data_layout": "Meta AI original pth"}
+    assert read_config(written(tmp_path / "b", "llama", "mistral3", **layout))["model_type"] == "llama"
 
 
 @pytest.mark.parametrize(("every", "full"), [(2, [1, 3, 5]), (0, []), (1, [0, 1, 2, 3, 4, 5, 6])])

@@ -15,6 +15,8 @@ USUAL: dict[str, Any] = {
     "expert_used_count": 0,
     "attention.causal": True,
     "use_parallel_residual": False,
+    # Of the first converters: the order of rows that all files of Llama have.
+    "tensor_data_layout": "Meta AI original pth",
 }
 
 

@@ -19,7 +19,7 @@ block_count context_length embedding_length feed_forward_length vocab_size atten
 attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.layer_norm_epsilon
 attention.sliding_window rope.dimension_count rope.freq_base rope.scaling.type rope.scaling.factor
 rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor rope.scaling.yarn_beta_fast
-rope.scaling.yarn_beta_slow
+rope.scaling.yarn_beta_slow rope.scaling.yarn_attn_factor
 """
 KNOWN = frozenset(KNOWN_NAMES.split())
 # What each frequency of rope is divided by.

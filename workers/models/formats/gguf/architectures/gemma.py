@@ -22,6 +22,8 @@ from outrider.workers.models.formats.gguf.architectures.windows import (
 )
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
+# Of how many tokens an image is, in files of models that see as well.
+IMAGES = "mm.tokens_per_image"
 CAPS = {"attn_logit_softcapping", "final_logit_softcapping"}
 AROUND = (
     ATTENTION
@@ -94,7 +96,7 @@ ARCHITECTURES = {
     "gemma2": Architecture(_gemma2, KNOWN | CAPS | KNOWN_OF_WINDOWS, parts=AROUND, changes=_norms(*OF_LAYERS)),
     "gemma3": Architecture(
         _gemma3,
-        KNOWN | (CAPS - {"attn_logit_softcapping"}) | KNOWN_OF_WINDOWS,
+        KNOWN | {"final_logit_softcapping", IMAGES} | KNOWN_OF_WINDOWS,
         parts=AROUND,
         changes=_norms(*OF_LAYERS, "self_attn.q_norm", "self_attn.k_norm"),
     ),

@@ -36,6 +36,8 @@ FALCON = {
     "ln_attn": "attn_norm_2",
 }
 FALCON_WHOLE = {"transformer.word_embeddings": "token_embd", "transformer.ln_f": "output_norm", "lm_head": "output"}
+# What llama.cpp's converter calls the order in which Falcon's queries, keys and values lie.
+LAYOUT = "jploski"
 # GPT-NeoX-20B has another activation than Pythia and whatever else was made by its code; GGUF has no key for it.
 LAYERS_OF_20B = 44
 
@@ -76,6 +78,8 @@ def _gpt_neox(metadata: Metadata) -> dict[str, Any]:
 
 def _falcon(metadata: Metadata) -> dict[str, Any]:
     """The largest models have two norms before a layer's halves, and groups of heads."""
+    if metadata.get("tensor_data_layout", str, LAYOUT) != LAYOUT:
+        metadata.refuse_value("tensor_data_layout")
     config = sizes(metadata)
     kv_heads, ffn = config.pop("num_key_value_heads"), config.pop("intermediate_size")
     two = metadata.has_tensor("blk.0.attn_norm_2.weight")

@@ -35,4 +35,8 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     return granite_style(metadata) | {"model_type": "granite", "mlp_bias": mlp_biased(metadata)}
 
 
-ARCHITECTURES = {"granite": Architecture(_granite, KNOWN_OF_GRANITE, order=interleaved)}
+# Files of Granite 4 without recurrent layers tell of these all the same.
+RECURRENT_NAMES = "ssm.conv_kernel ssm.state_size ssm.group_count ssm.inner_size ssm.time_step_rank"
+RECURRENT = frozenset(RECURRENT_NAMES.split())
+KNOWN_OF_DENSE = KNOWN_OF_GRANITE | RECURRENT | {"expert_shared_feed_forward_length"}
+ARCHITECTURES = {"granite": Architecture(_granite, KNOWN_OF_DENSE, order=interleaved)}

@@ -13,6 +13,9 @@ from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.headers import quoted
 
+# What sines and cosines are multiplied by, where that is not what follows from the scaling.
+YARN_FACTOR = "rope.scaling.yarn_attn_factor"
+
 
 def llama_style(metadata: Metadata, ffn: int | None = None, partial: bool = False) -> dict[str, Any]:
     """``ffn`` is what stands for a width that the file does not give. ``partial``: rope may turn a part of each head."""
@@ -30,7 +33,7 @@ def sizes(metadata: Metadata, ffn: int | None = None) -> dict[str, Any]:
         "hidden_size": metadata.get("embedding_length", int),
         "intermediate_size": metadata.get("feed_forward_length", int, ffn),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.get("attention.head_count_kv", int, heads),
+        "num_key_value_heads": _kv_heads(metadata, heads),
         "head_dim": head_size(metadata),
         "max_position_embeddings": metadata.get("context_length", int),
     }
@@ -41,6 +44,18 @@ def _heads(metadata: Metadata) -> int:
     if not 0 < heads <= width:
         metadata.refuse(f"has {heads} heads for a width of {width}")
     return int(heads)
+
+
+def _kv_heads(metadata: Metadata, heads: int) -> int:
+    """One number, or the same for each layer."""
+    key = "attention.head_count_kv"
+    stated = metadata.values.get(f"{metadata.architecture}.{key}")
+    if not isinstance(stated, list):
+        return int(metadata.get(key, int, heads))
+    counts = set(metadata.several(key, int, metadata.get("block_count", int)))
+    if len(counts) != 1:
+        metadata.refuse_value(key)
+    return int(counts.pop())
 
 
 def head_size(metadata: Metadata) -> int:
@@ -112,6 +127,7 @@ def _rope(metadata: Metadata) -> dict[str, Any]:
             "original_max_position_embeddings": original,
             "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", float, 32.0),
             "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", float, 1.0),
+            "attention_factor": metadata.get(YARN_FACTOR, float) if metadata.has(YARN_FACTOR) else None,
         }
     return metadata.refuse(f"has the rope scaling {quoted(kind)}, which the native engine does not know")
 
