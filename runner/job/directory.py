@@ -18,7 +18,7 @@ from outrider.runner.job.damage import WHAT_TO_DO, damaged
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.lock import LOCK, is_held
 from outrider.runner.job.piped_input import KEPT, has_no_name
-from outrider.runner.job.results import ERRORS, RESULTS, check_no_folder, write_atomically
+from outrider.runner.job.results import ERRORS, RESULTS, check_file_or_nothing, write_atomically
 from outrider.runner.job.source import SUFFIXES
 from outrider.workers.errors import JobError, JobHeldError, UsageError, unwritable
 
@@ -71,7 +71,7 @@ def check_free(directory: Path, piped: bool) -> None:
         if holder:
             found.append(LOCK)
     _check_not_emptied(directory)
-    _check_no_folders(directory)
+    _check_files_or_nothing(directory)
     if found and not _has_bytes(directory / JOURNAL):
         _check_not_gone(directory)
         raise UsageError(
@@ -79,10 +79,10 @@ def check_free(directory: Path, piped: bool) -> None:
         )
 
 
-def _check_no_folders(directory: Path) -> None:
+def _check_files_or_nothing(directory: Path) -> None:
     """A job would find out at its end. (A job.json that is one is put aside: ``describe``.)"""
     for name in (RESULTS, ERRORS, REPORT):
-        check_no_folder(directory / name)
+        check_file_or_nothing(directory / name)
 
 
 def _check_not_emptied(directory: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -195,7 +196,7 @@ def write_atomically(path: Path, lines: Iterable[str]) -> None:
 @contextmanager
 def atomically(path: Path, kind: type[OutriderError] = JobError) -> Iterator[IO[bytes]]:
     """A new file in the place of the old one, once all of it is written."""
-    check_no_folder(path, kind)
+    check_file_or_nothing(path, kind)
     try:
         _remove_scraps(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
@@ -216,9 +217,15 @@ def atomically(path: Path, kind: type[OutriderError] = JobError) -> Iterator[IO[
         raise unwritable(error, f"{path} cannot be written: {error.strerror}", kind) from None
 
 
-def check_no_folder(path: Path, kind: type[OutriderError] = UsageError) -> None:
-    if os.path.isdir(path):  # noqa: PTH112  (Path.is_dir raises where the name is too long)
-        raise kind(f"{path} is a directory, and a file of that name is to be written: move it away")
+def check_file_or_nothing(path: Path, kind: type[OutriderError] = UsageError) -> None:
+    """A folder cannot make way for a file, and whoever reads from a pipe would wait for ever."""
+    try:
+        found = path.stat().st_mode
+    except OSError:  # whoever writes says so
+        return
+    if not stat.S_ISREG(found):
+        what = "a directory" if stat.S_ISDIR(found) else "a pipe, a socket or a device"
+        raise kind(f"{path} is {what}, and a file of that name is to be written: move it away")
 
 
 def sync_folder(folder: Path) -> None:

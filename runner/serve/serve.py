@@ -132,6 +132,8 @@ def _held(data: Path) -> Iterator[None]:
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(data / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileExistsError:
+        raise UsageError(f"--data: {data} is no directory, or a link that leads to none; name another") from None
     except OSError as error:
         raise UsageError(f"--data: {data} cannot be written: {error.strerror}") from None
     try:

@@ -308,6 +308,19 @@ def test_a_folder_in_the_place_of_a_file_is_told_before_anything_runs(heard: Hea
         report_of(Path("job")) if name == "report.html" else results.write_results(open_job(Path("job")), Path("job"))
 
 
+def test_a_pipe_in_the_place_of_a_file_stays_and_is_told(heard: Heard) -> None:
+    run_job(spec_of(BAD, skip_bad=True), heard)
+    Path("job", "results.jsonl").unlink()
+    for pipe in (Path("job", "results.jsonl"), Path("pipe.csv")):
+        os.mkfifo(pipe)
+    said = r"^{} is a pipe, a socket or a device, and a file of that name is to be written: move it away$"
+    with pytest.raises(UsageError, match=said.format(r"job/results\.jsonl")):
+        run_job(spec_of(BAD, skip_bad=True), heard)
+    with pytest.raises(UsageError, match=said.format(r"pipe\.csv")):
+        write_table(Path("job"), Path("pipe.csv"), "csv")
+    assert Path("pipe.csv").is_fifo()
+
+
 def test_a_trace_that_cannot_be_written_is_told_before_the_rows_are_read(heard: Heard) -> None:
     Path("file").touch()
     with pytest.raises(UsageError, match=r"^--trace: file/t\.json cannot be written: Not a directory$"):

@@ -43,6 +43,8 @@ def test_data_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"--data: .* cannot be written"), module._held(tmp_path / "file" / "data"):
         pass
+    with pytest.raises(UsageError, match=r"--data: .*/file is no directory, or a link"), module._held(tmp_path / "file"):
+        pass
 
 
 @pytest.mark.parametrize("name", ["b.lan:18734", "http://c.lan", "c.lan/v1", "d lan", ".lan", "*.lan", "bücher.lan", ""])
