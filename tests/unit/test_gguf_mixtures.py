@@ -21,6 +21,7 @@ from outrider.kernels.quantised import natural_order
 from outrider.workers.errors import ModelError
 from outrider.workers.models.config_file import read_config
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
+from outrider.workers.models.formats.gguf.file import read_gguf
 from outrider.workers.models.formats.gguf.tokenizer import CUTS, gguf_tokenizer
 from outrider.workers.models.model_info import read_model_info
 
@@ -441,6 +442,22 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
     unsaid = write(case, tmp_path, prepare=further)
     with pytest.raises(ModelError, match=r"holds 'model\.layers\.2\..*, which no part of this model asks for"):
         open_native(unsaid, "fp32")
+
+
+def test_corrections_may_be_a_row_or_a_vector(tmp_path: Path) -> None:
+    """ERNIE's checkpoints have a row, and so have the converter's files, but not those that llama.cpp has quantised."""
+    case = CASES["ernie4_5-moe"]
+
+    def flat(tensors: Tensors) -> Tensors:
+        return {name: values[0] if "e_score" in name else values for name, values in tensors.items()}
+
+    row, vector = (
+        write(case, tmp_path),
+        convert(tmp_path, tmp_path / "v.gguf", case.architecture, case.metadata, prepare=flat),
+    )
+    shapes = [read_gguf(path).tensors["blk.1.exp_probs_b.bias"].shape for path in (row, vector)]
+    assert shapes == [(1, 7), (7,)]
+    assert (logits(open_native(row, "fp32")) == logits(open_native(vector, "fp32"))).all()
 
 
 def together(tensors: Tensors) -> Tensors:
