@@ -148,6 +148,7 @@ def written(path: Path, name: str, architecture: str, **more: Any) -> Path:
         ("gpt2", "gpt2", {"attention__head_count_kv": 2}, "'gpt2.attention.head_count_kv': 2"),
         ("granite", "granite", {"attention__head_count_kv": [2, 3]}, "'granite.attention.head_count_kv': "),
         ("granite", "granite", {"attention__head_count_kv": [2]}, "where 2 values are needed"),
+        ("smollm3", "smollm3", {"attention__sliding_window": 64}, "'smollm3.attention.sliding_window': 64, which"),
         ("falcon", "falcon", {"tensor_data_layout": "another"}, "'falcon.tensor_data_layout': 'another'"),
         ("olmo", "olmo", {"attention__clamp_kqv": 8.0}, "'olmo.attention.clamp_kqv': 8.0"),
         ("olmo", "olmo", {"attention__layer_norm_epsilon": 1e-6}, "'olmo.attention.layer_norm_epsilon'"),
@@ -163,6 +164,8 @@ def test_what_would_change_the_result_is_refused_by_name(
 def test_what_says_nothing_of_texts_is_left_alone(tmp_path: Path) -> None:
     image: dict[str, Any] = {"mm__tokens_per_image": 256}
     assert read_config(written(tmp_path / "a", "gemma3", "gemma3", **image))["model_type"] == "gemma3_text"
+    none: dict[str, Any] = {"attention__sliding_window": 0}
+    assert read_config(written(tmp_path / "c", "smollm3", "smollm3", **none))["model_type"] == "smollm3"
     layout: dict[str, Any] = {"tensor_data_layout": "Meta AI original pth"}
     assert read_config(written(tmp_path / "b", "llama", "mistral3", **layout))["model_type"] == "llama"
 

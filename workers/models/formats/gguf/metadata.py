@@ -14,6 +14,7 @@ USUAL: dict[str, Any] = {
     "expert_count": 0,
     "expert_used_count": 0,
     "attention.causal": True,
+    "attention.sliding_window": 0,
     "use_parallel_residual": False,
     # Of the first converters: the order of rows that all files of Llama have.
     "tensor_data_layout": "Meta AI original pth",

@@ -17,7 +17,7 @@ Values = Mapping[str, Any]
 KNOWN_NAMES = """
 block_count context_length embedding_length feed_forward_length vocab_size attention.head_count attention.head_count_kv
 attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.layer_norm_epsilon
-attention.sliding_window rope.dimension_count rope.freq_base rope.scaling.type rope.scaling.factor
+rope.dimension_count rope.freq_base rope.scaling.type rope.scaling.factor
 rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor rope.scaling.yarn_beta_fast
 rope.scaling.yarn_beta_slow rope.scaling.yarn_attn_factor
 """

@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider.workers.models.formats.gguf.architectures.architecture import ATTENTION, GATED, KNOWN, Architecture
 from outrider.workers.models.formats.gguf.architectures.sizes import biased, rope, sizes
-from outrider.workers.models.formats.gguf.architectures.windows import KNOWN_OF_WINDOWS, layer_types, same_base
+from outrider.workers.models.formats.gguf.architectures.windows import KNOWN_OF_WINDOWS, WINDOW, layer_types, same_base
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 PARTS = ATTENTION | GATED | {"input_layernorm": "attn_norm"}
@@ -32,7 +32,7 @@ def _cohere2(metadata: Metadata) -> dict[str, Any]:
     same_base(metadata)
     return _style(metadata) | {
         "model_type": "cohere2",
-        "sliding_window": metadata.get("attention.sliding_window", int),
+        "sliding_window": metadata.get(WINDOW, int),
         "layer_types": layer_types(metadata, 4),
     }
 

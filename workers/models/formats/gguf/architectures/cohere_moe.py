@@ -16,13 +16,19 @@ from outrider.workers.models.formats.gguf.architectures.experts import (
 )
 from outrider.workers.models.formats.gguf.architectures.left_out import FURTHER_LAYERS
 from outrider.workers.models.formats.gguf.architectures.sizes import rope, sizes
-from outrider.workers.models.formats.gguf.architectures.windows import KNOWN_OF_WINDOWS, PATTERN, layer_types, same_base
+from outrider.workers.models.formats.gguf.architectures.windows import (
+    KNOWN_OF_WINDOWS,
+    PATTERN,
+    WINDOW,
+    layer_types,
+    same_base,
+)
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 KNOWN_OF_COHERE = (
     KNOWN_OF_EXPERTS
     | KNOWN_OF_WINDOWS
-    | {"attention.sliding_window", "logit_scale", "expert_gating_func", "expert_weights_norm", "expert_shared_count"}
+    | {"logit_scale", "expert_gating_func", "expert_weights_norm", "expert_shared_count"}
     | {"leading_dense_block_count", SHARED_WIDTH, FURTHER_LAYERS}
 )
 
@@ -45,7 +51,7 @@ def _cohere2_moe(metadata: Metadata) -> dict[str, Any]:
         "num_shared_experts": shared,
         "expert_selection_fn": "sigmoid",
         "norm_topk_prob": metadata.get("expert_weights_norm", bool, False),
-        "sliding_window": metadata.get("attention.sliding_window", int),
+        "sliding_window": metadata.get(WINDOW, int),
         "layer_types": layer_types(metadata, 4),
         "rope_parameters": rope(metadata),
         # Here 0 is none, as in llama.cpp.

@@ -19,7 +19,7 @@ from outrider.workers.models.formats.gguf.architectures.experts import (
 )
 from outrider.workers.models.formats.gguf.architectures.left_out import FURTHER_LAYERS, SECTIONS, check_sections
 from outrider.workers.models.formats.gguf.architectures.sizes import biased, llama_style
-from outrider.workers.models.formats.gguf.architectures.windows import KNOWN_OF_WINDOWS, layer_types, same_base
+from outrider.workers.models.formats.gguf.architectures.windows import KNOWN_OF_WINDOWS, WINDOW, layer_types, same_base
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 KNOWN_OF_CORRECTED = KNOWN_OF_EXPERTS | {"expert_gating_func", "leading_dense_block_count", "expert_shared_count"}
@@ -82,7 +82,7 @@ def _exaone_moe(metadata: Metadata) -> dict[str, Any]:
         "num_experts": count,
         "moe_intermediate_size": width,
         "num_shared_experts": shared,
-        "sliding_window": metadata.get("attention.sliding_window", int),
+        "sliding_window": metadata.get(WINDOW, int),
         "layer_types": layer_types(metadata, 4),
     }
 
@@ -111,7 +111,7 @@ def _afmoe(metadata: Metadata) -> dict[str, Any]:
         "num_dense_layers": metadata.get("leading_dense_block_count", int, 0),
         "route_norm": metadata.get("expert_weights_norm", bool, True),
         "route_scale": scale(metadata),
-        "sliding_window": metadata.get("attention.sliding_window", int),
+        "sliding_window": metadata.get(WINDOW, int),
         "global_attn_every_n_layers": EVERY,
         "mup_enabled": True,
         "attention_bias": biased(metadata),
@@ -148,15 +148,11 @@ ARCHITECTURES = {
     "dots1": Architecture(_dots1, KNOWN_OF_CORRECTED | WEIGHTS | GROUPS, parts=PARTS),
     "exaone-moe": Architecture(
         _exaone_moe,
-        KNOWN_OF_CORRECTED
-        | WEIGHTS
-        | GROUPS
-        | KNOWN_OF_WINDOWS
-        | {FURTHER_LAYERS, SHARED_WIDTH, "attention.sliding_window"},
+        KNOWN_OF_CORRECTED | WEIGHTS | GROUPS | KNOWN_OF_WINDOWS | {FURTHER_LAYERS, SHARED_WIDTH},
         parts=PARTS,
     ),
     "minimax-m2": Architecture(_minimax_m2, KNOWN_OF_EXPERTS | {"expert_gating_func"}, parts=MINIMAX_PARTS),
-    "afmoe": Architecture(_afmoe, KNOWN_OF_CORRECTED | WEIGHTS | {"attention.sliding_window"}, parts=AFMOE_PARTS),
+    "afmoe": Architecture(_afmoe, KNOWN_OF_CORRECTED | WEIGHTS | {WINDOW}, parts=AFMOE_PARTS),
     "ernie4_5-moe": Architecture(
         _ernie4_5_moe,
         KNOWN_OF_CORRECTED | {"interleave_moe_layer_step", SHARED_WIDTH},

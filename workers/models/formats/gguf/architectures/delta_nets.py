@@ -152,7 +152,7 @@ def _a_log(values: Floats) -> Floats:
 
 NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm", "model.norm")
 CHANGES = dict.fromkeys(NORMS, less_one) | {"linear_attn.A_log": _a_log}
-KNOWN_OF_NETS = KNOWN - {"attention.sliding_window"} | OF_DELTA_NETS
+KNOWN_OF_NETS = KNOWN | OF_DELTA_NETS
 ARCHITECTURES = {
     "qwen3next": Architecture(_qwen3_next, KNOWN_OF_NETS | OF_EXPERTS, parts=PARTS | SPARSE, changes=CHANGES),
     "qwen35": Architecture(_qwen35, KNOWN_OF_NETS, parts=PARTS | GATED, order=_order, columns=_columns, changes=CHANGES),

@@ -7,7 +7,7 @@ from typing import Any
 from outrider.workers.models.formats.gguf.architectures.architecture import ATTENTION, GATED, KNOWN, Architecture
 from outrider.workers.models.formats.gguf.architectures.olmo import BEHIND
 from outrider.workers.models.formats.gguf.architectures.sizes import llama_style
-from outrider.workers.models.formats.gguf.architectures.windows import KNOWN_OF_WINDOWS, layer_types, same_base
+from outrider.workers.models.formats.gguf.architectures.windows import KNOWN_OF_WINDOWS, WINDOW, layer_types, same_base
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 PARTS = {
@@ -35,7 +35,7 @@ def _exaone4(metadata: Metadata) -> dict[str, Any]:
     """Where some layers have a window, those alone have rope."""
     same_base(metadata)
     config = llama_style(metadata) | {"model_type": "exaone4", "hidden_act": "silu", "sliding_window": None}
-    if not (window := metadata.get("attention.sliding_window", int, 0)):
+    if not (window := metadata.get(WINDOW, int, 0)):
         return config
     return config | {"sliding_window": window, "layer_types": layer_types(metadata, 4)}
 

@@ -10,7 +10,7 @@ from outrider.workers.models.formats.gguf.metadata import Metadata
 # llama.cpp's numbers of what is made of a router's scores.
 SOFTMAX, SIGMOID = 1, 2
 # Without a window: an architecture that may have one says so.
-KNOWN_OF_EXPERTS = KNOWN - {"attention.sliding_window"} | {
+KNOWN_OF_EXPERTS = KNOWN | {
     "expert_count",
     "expert_used_count",
     "expert_feed_forward_length",

@@ -17,6 +17,7 @@ from outrider.workers.models.formats.gguf.architectures.windows import (
     FULL,
     KNOWN_OF_WINDOWS,
     SLIDING,
+    WINDOW,
     layer_types,
     same_base,
 )
@@ -63,7 +64,7 @@ def _gemma2(metadata: Metadata) -> dict[str, Any]:
     same_base(metadata)
     return _later(metadata) | {
         "model_type": "gemma2",
-        "sliding_window": metadata.get("attention.sliding_window", int, 4096),
+        "sliding_window": metadata.get(WINDOW, int, 4096),
         "layer_types": layer_types(metadata, 2),
         "attn_logit_softcapping": _cap(metadata, "attn_logit_softcapping", 50.0),
         "final_logit_softcapping": _cap(metadata, "final_logit_softcapping", 30.0),
@@ -73,7 +74,7 @@ def _gemma2(metadata: Metadata) -> dict[str, Any]:
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
     """Layers with a window have a base of rope of their own, and no scaling."""
     config = _later(metadata)
-    window = metadata.get("attention.sliding_window", int, 0)
+    window = metadata.get(WINDOW, int, 0)
     types = layer_types(metadata, 6) if window else [FULL] * config["num_hidden_layers"]
     local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", float, 10000.0)}
     return config | {

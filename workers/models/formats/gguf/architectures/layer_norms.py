@@ -13,6 +13,7 @@ from outrider.workers.models.formats.gguf.architectures.architecture import (
     less_one,
 )
 from outrider.workers.models.formats.gguf.architectures.sizes import biased, mlp_biased, rope, sizes
+from outrider.workers.models.formats.gguf.architectures.windows import WINDOW
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 STARCODER2 = ATTENTION | NORMS_BEFORE | {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
@@ -36,7 +37,7 @@ def _starcoder2(metadata: Metadata) -> dict[str, Any]:
         "hidden_act": "gelu_pytorch_tanh",
         "norm_epsilon": _epsilon(metadata),
         "use_bias": biased(metadata),
-        "sliding_window": metadata.get("attention.sliding_window", int, 0) or None,
+        "sliding_window": metadata.get(WINDOW, int, 0) or None,
     }
 
 
@@ -63,7 +64,7 @@ def _nemotron(metadata: Metadata) -> dict[str, Any]:
 
 
 ARCHITECTURES = {
-    "starcoder2": Architecture(_starcoder2, parts=STARCODER2),
+    "starcoder2": Architecture(_starcoder2, KNOWN | {WINDOW}, parts=STARCODER2),
     "stablelm": Architecture(_stablelm, KNOWN | {"use_parallel_residual"}, parts=STABLELM),
     "nemotron": Architecture(_nemotron, parts=NEMOTRON, changes=dict.fromkeys(NEMOTRON_NORMS, less_one)),
 }

@@ -79,7 +79,7 @@ def _lfm2_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 ARCHITECTURES = {
-    "lfm2": Architecture(_lfm2, KNOWN - {"attention.sliding_window"} | CONVOLUTIONS, parts=PARTS, whole=WHOLE_LFM2),
+    "lfm2": Architecture(_lfm2, KNOWN | CONVOLUTIONS, parts=PARTS, whole=WHOLE_LFM2),
     "lfm2moe": Architecture(
         _lfm2_moe,
         KNOWN_OF_EXPERTS | CONVOLUTIONS | {"expert_gating_func", "leading_dense_block_count", "expert_weights_scale"},

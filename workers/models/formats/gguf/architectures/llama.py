@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.workers.models.formats.gguf.architectures.architecture import LLAMA_PARTS, Architecture
+from outrider.workers.models.formats.gguf.architectures.architecture import KNOWN, LLAMA_PARTS, Architecture
 from outrider.workers.models.formats.gguf.architectures.rows import interleaved
 from outrider.workers.models.formats.gguf.architectures.sizes import biased, llama_style, mlp_biased
+from outrider.workers.models.formats.gguf.architectures.windows import WINDOW
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 
 def _llama(metadata: Metadata) -> dict[str, Any]:
     has_bias = biased(metadata)
     config = llama_style(metadata) | {"hidden_act": "silu", "attention_bias": has_bias, "mlp_bias": mlp_biased(metadata)}
-    window = metadata.get("attention.sliding_window", int, 0)
+    window = metadata.get(WINDOW, int, 0)
     if window and (has_bias or config["mlp_bias"]):
         metadata.refuse("has a sliding window and biases, which no family has that the native engine knows")
     if window:
@@ -72,12 +73,12 @@ ARCEE_PARTS = {name: stored for name, stored in LLAMA_PARTS.items() if name != "
 SEED_OSS_PARTS = LLAMA_PARTS | {"post_attention_layernorm": "post_attention_norm"}
 HUNYUAN_PARTS = LLAMA_PARTS | {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
 ARCHITECTURES = {
-    "llama": Architecture(_llama, order=interleaved),
+    "llama": Architecture(_llama, KNOWN | {WINDOW}, order=interleaved),
     "qwen2": Architecture(_qwen2),
     "qwen3": Architecture(_qwen3),
     # Of these Ministral 3 scales queries by their positions, by a key that is not known here.
-    "mistral3": Architecture(_llama, order=interleaved),
-    "internlm2": Architecture(_llama, order=interleaved),
+    "mistral3": Architecture(_llama, KNOWN | {WINDOW}, order=interleaved),
+    "internlm2": Architecture(_llama, KNOWN | {WINDOW}, order=interleaved),
     "smollm3": Architecture(_smollm3, order=interleaved),
     "arcee": Architecture(_arcee, parts=ARCEE_PARTS, order=interleaved),
     "seed_oss": Architecture(_seed_oss, parts=SEED_OSS_PARTS),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.workers.models.formats.gguf.architectures.architecture import KNOWN, LLAMA_PARTS, Architecture
+from outrider.workers.models.formats.gguf.architectures.architecture import LLAMA_PARTS, Architecture
 from outrider.workers.models.formats.gguf.architectures.experts import KNOWN_OF_EXPERTS, SHARED_WIDTH, experts
 from outrider.workers.models.formats.gguf.architectures.granite import KNOWN_OF_GRANITE, granite_style
 from outrider.workers.models.formats.gguf.architectures.rows import interleaved
 from outrider.workers.models.formats.gguf.architectures.sizes import biased, llama_style
+from outrider.workers.models.formats.gguf.architectures.windows import WINDOW
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
-KNOWN_OF_MIXTURES = KNOWN | KNOWN_OF_EXPERTS | {SHARED_WIDTH}
+KNOWN_OF_MIXTURES = KNOWN_OF_EXPERTS | {SHARED_WIDTH}
 # The experts themselves lie together (names.py).
 PARTS = LLAMA_PARTS | {
     "mlp.gate": "ffn_gate_inp",
@@ -44,7 +45,7 @@ def _mixtral(metadata: Metadata) -> dict[str, Any]:
     config = mixture(metadata)
     del config["moe_intermediate_size"]
     count = config.pop("num_experts")
-    window = metadata.get("attention.sliding_window", int, 0) or None
+    window = metadata.get(WINDOW, int, 0) or None
     return config | {"model_type": "mixtral", "num_local_experts": count, "sliding_window": window}
 
 
@@ -79,7 +80,7 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
         "model_type": "gpt_oss",
         "num_local_experts": count,
         "intermediate_size": ffn,
-        "sliding_window": metadata.get("attention.sliding_window", int),
+        "sliding_window": metadata.get(WINDOW, int),
         # As the model was trained, and its config.json says; GGUF has no key for it.
         "rope_parameters": config["rope_parameters"] | {"truncate": False},
     }
@@ -126,13 +127,13 @@ HUNYUAN_PARTS = LLAMA_PARTS | {
     "mlp.shared_mlp.up_proj": "ffn_up_shexp",
     "mlp.shared_mlp.down_proj": "ffn_down_shexp",
 }
-KNOWN_OF_GRANITE_MIXTURES = KNOWN_OF_GRANITE - {"attention.sliding_window"} | KNOWN_OF_EXPERTS | {SHARED_WIDTH}
-MIXTRAL = Architecture(_mixtral, KNOWN_OF_MIXTURES, parts=PARTS, order=interleaved)
+KNOWN_OF_GRANITE_MIXTURES = KNOWN_OF_GRANITE | KNOWN_OF_EXPERTS | {SHARED_WIDTH}
+MIXTRAL = Architecture(_mixtral, KNOWN_OF_MIXTURES | {WINDOW}, parts=PARTS, order=interleaved)
 ARCHITECTURES = {
     "qwen2moe": Architecture(_qwen2_moe, KNOWN_OF_MIXTURES, parts=PARTS),
     "qwen3moe": Architecture(_qwen3_moe, KNOWN_OF_MIXTURES, parts=PARTS),
     "olmoe": Architecture(_olmoe, KNOWN_OF_MIXTURES, parts=PARTS),
     "granitemoe": Architecture(_granite_moe, KNOWN_OF_GRANITE_MIXTURES, parts=GRANITE_PARTS, order=interleaved),
     "hunyuan-moe": Architecture(_hunyuan_moe, KNOWN_OF_EXPERTS | {SHARED_WIDTH, SHARED_COUNT}, parts=HUNYUAN_PARTS),
-    "gpt-oss": Architecture(_gpt_oss, KNOWN_OF_MIXTURES, parts=GPT_OSS_PARTS),
+    "gpt-oss": Architecture(_gpt_oss, KNOWN_OF_MIXTURES | {WINDOW}, parts=GPT_OSS_PARTS),
 }

@@ -12,7 +12,7 @@ from outrider.workers.models.formats.gguf.architectures.architecture import (
 )
 from outrider.workers.models.formats.gguf.architectures.rows import interleaved
 from outrider.workers.models.formats.gguf.architectures.sizes import base, biased, llama_style, rope, sizes
-from outrider.workers.models.formats.gguf.architectures.windows import FULL, KNOWN_OF_WINDOWS, SLIDING, layer_types
+from outrider.workers.models.formats.gguf.architectures.windows import FULL, KNOWN_OF_WINDOWS, SLIDING, WINDOW, layer_types
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
@@ -28,7 +28,7 @@ def _olmo(metadata: Metadata) -> dict[str, Any]:
 
 def _olmo2(metadata: Metadata) -> dict[str, Any]:
     config = llama_style(metadata) | {"model_type": "olmo2", "hidden_act": "silu", "attention_bias": biased(metadata)}
-    if not (window := metadata.get("attention.sliding_window", int, 0)):
+    if not (window := metadata.get(WINDOW, int, 0)):
         return config
     # Layers with a window have the same base, and no scaling.
     local = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", float, base(metadata))}

@@ -6,6 +6,7 @@ from typing import Any
 
 from outrider.workers.models.formats.gguf.architectures.architecture import (
     ATTENTION,
+    KNOWN,
     NORMS_BEFORE,
     ROPE_FACTORS,
     WHOLE,
@@ -19,6 +20,7 @@ from outrider.workers.models.formats.gguf.architectures.sizes import (
     sizes,
     turned_part,
 )
+from outrider.workers.models.formats.gguf.architectures.windows import WINDOW
 from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.headers import quoted
 
@@ -54,7 +56,7 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
         | {
             "model_type": "phi3",
             "hidden_act": "silu",
-            "sliding_window": metadata.get("attention.sliding_window", int, 0) or None,
+            "sliding_window": metadata.get(WINDOW, int, 0) or None,
             "rope_parameters": _long_rope(metadata) if metadata.has_tensor(LONG) else rope(metadata, partial=True),
             "original_max_position_embeddings": _original(metadata),
         }
@@ -82,5 +84,5 @@ def _long_rope(metadata: Metadata) -> dict[str, Any]:
 
 ARCHITECTURES = {
     "phi2": Architecture(_phi2, parts=PLAIN, whole=WHOLE | {"model.final_layernorm": "output_norm"}),
-    "phi3": Architecture(_phi3, parts=FUSED | NORMS_BEFORE, in_config=frozenset({SHORT, LONG})),
+    "phi3": Architecture(_phi3, KNOWN | {WINDOW}, parts=FUSED | NORMS_BEFORE, in_config=frozenset({SHORT, LONG})),
 }

@@ -7,8 +7,9 @@ from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.headers import quoted
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+WINDOW = "attention.sliding_window"
 PATTERN = "attention.sliding_window_pattern"
-KNOWN_OF_WINDOWS = frozenset({PATTERN, "rope.freq_base_swa"})
+KNOWN_OF_WINDOWS = frozenset({WINDOW, PATTERN, "rope.freq_base_swa"})
 
 
 def layer_types(metadata: Metadata, every: int) -> list[str]:
