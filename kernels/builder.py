@@ -150,6 +150,19 @@ class Builder:
         shift = self._vector([bias]) if bias else -1
         self._ops.append(replace(op, integer=kind, head_size=x.width // heads, bias=shift))
 
+    def scale_by_position(self, x: Slice, factors: Sequence[float], every: int) -> None:
+        """``x`` times a factor, in place: each is that of ``every`` positions, the last that of all others."""
+        self._ops.append(Op(Kind.SCALE, x, output=x, weight=self._constants(factors), window=every))
+
+    def xielu(self, x: Slice, numbers: Sequence[Tensor]) -> Slice:
+        """p x^2 + b x where x is positive, else (e^min(x, c) - 1 - x) n + b x.
+
+        ``numbers`` are the logarithms of e^p - 1 and of e^(n - b) - 1, then b and c.
+        """
+        output = self._buffer(x.width)
+        self._ops.append(Op(Kind.XIELU, x, output=output, weight=self._vector(numbers)))
+        return output
+
     def scale(self, x: Slice, factor: Tensor | float) -> Slice:
         """``x`` times a number, which the checkpoint may hold."""
         output = self._buffer(x.width)
@@ -171,7 +184,7 @@ class Builder:
     ) -> Slice:
         """``activation(x W^T + b) * scale + residual``, the matrices stacked: their outputs lie side by side in the result.
 
-        ``cap`` (0: none) bounds what is scaled softly: cap * tanh(y / cap).
+        ``cap`` (0: none) bounds what is scaled softly: cap * tanh(y / cap); of the activation CLIP it is the bound.
         """
         _check_columns(x.width, matrices)
         output = self._buffer(sum(matrix.count for matrix in matrices))

@@ -121,6 +121,7 @@ class Kind(IntEnum):
     CONVOLVE = 17
     DELTA = 18
     SCALE = 19
+    XIELU = 20
 
 
 # A row has a state of each of these, which no truncation brings back: kernels/src/recurrence.h says what serves instead.
@@ -136,6 +137,7 @@ class Activation(IntEnum):
     CLAMPED_SWIGLU = 5
     SIGMOID = 6
     RELU_SQUARED = 7
+    CLIP = 8
 
 
 class Routing(IntEnum):

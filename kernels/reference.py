@@ -101,8 +101,11 @@ class ReferenceModel:
             gated = x * _activate(_read(buffers, op.key), op.activation)
             return np.asarray(gated if residual is None else gated + residual)
         if op.kind is Kind.SCALE:
-            scaled = x * self.weights[op.weight][0, 0]
+            factors = self.weights[op.weight][0, : self.program.weights[op.weight].columns]
+            scaled = x * factors[np.minimum(positions // op.window if op.window else 0 * positions, len(factors) - 1), None]
             return np.asarray(scaled if residual is None else scaled + residual)
+        if op.kind is Kind.XIELU:
+            return _xielu(x, *self.weights[op.weight][0, :4])
         if op.kind is Kind.ROPE:
             long = op.longest and len(tokens) > op.longest
             return _rope(op, x, self.weights[op.bias if long else op.weight][0])
@@ -181,8 +184,18 @@ def _linear(op: Op, x: Array, weight: Weight, matrix: Array, bias: Array | None,
             gate, up = np.minimum(y[:, :half], op.cap), np.clip(y[:, half:], -op.cap, op.cap)
             return np.asarray(gate / (1 + np.exp(-np.float32(op.scale) * gate)) * (up + 1))
         return _activate(y[:, :half], op.activation) * y[:, half:]
-    y = _cap(_activate(y if bias is None else y + bias[: y.shape[1]], op.activation), op.cap) * np.float32(op.scale)
+    y = y if bias is None else y + bias[: y.shape[1]]
+    if op.activation is Activation.CLIP:
+        y = np.clip(y, -np.float32(op.cap), np.float32(op.cap)) * np.float32(op.scale)
+    else:
+        y = _cap(_activate(y, op.activation), op.cap) * np.float32(op.scale)
     return np.asarray(y if residual is None else y + residual)
+
+
+def _xielu(x: Array, first: float, second: float, beta: float, epsilon: float) -> Array:
+    positive, negative = np.log1p(np.exp(first)), beta + np.log1p(np.exp(second))
+    below = (np.expm1(np.minimum(x, epsilon)) - x) * negative
+    return np.asarray(np.where(x > 0, positive * x * x, below) + beta * x)
 
 
 def _cap(x: Array, cap: float) -> Array:

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 24
+#define OUTRIDER_ABI 25
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -99,7 +99,9 @@ enum outrider_operation {
   OUTRIDER_CONVOLVE =
       17, /* in = in * key; out = activation(sum over a token and those before it of in * weight + bias) * value */
   OUTRIDER_DELTA = 18, /* the gated delta rule: in = queries, key, value, residual = gates; writes over all of them */
-  OUTRIDER_SCALE = 19  /* out = in * the first element of weight + residual */
+  OUTRIDER_SCALE = 19, /* out = in * an element of weight + residual */
+  OUTRIDER_XIELU =
+      20 /* out = weight's p * in^2 + beta * in where in is positive, else (e^min(in, epsilon) - 1 - in) * n + beta * in */
 };
 
 enum outrider_activation {
@@ -110,6 +112,7 @@ enum outrider_activation {
   OUTRIDER_SILU = 4,
   OUTRIDER_SIGMOID = 6,
   OUTRIDER_RELU_SQUARED = 7,
+  OUTRIDER_CLIP = 8, /* of a linear layer that is not gated: within cap of 0, and no soft cap */
   OUTRIDER_CLAMPED_SWIGLU =
       5 /* of gated matrices: gate = min(gate, cap), up within cap of 0; gate * sigmoid(scale * gate) * (up + 1) */
 };
@@ -203,7 +206,9 @@ typedef struct outrider_quantised {
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores), window (0: all; else the last
  *              `window` tokens), weight: a score for each head that belongs to no token (a sink), or -1. Several operations may share
  *              the cache of one layer: with the same key and value, kv_heads and head_size
- *   SCALE      in, out, residual, weight: a vector */
+ *   SCALE      in, out, residual, weight: a vector; window: 0: its first element, else element position / window, at most the last: that
+ *              comes before select
+ *   XIELU      in, out, weight: a vector of four: p and n are softplus(its first) and beta + softplus(its second), then beta and epsilon */
 typedef struct outrider_op {
   int32_t kind;
   outrider_slice in;

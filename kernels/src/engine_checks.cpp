@@ -154,6 +154,8 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       refuse(weight->table, "a linear layer needs a matrix in tiles");
       refuse(bias && !is_vector(*bias, weight->rows), "a linear layer's bias is an fp32 vector, one element a row");
       refuse(weight->gated && op.residual.buffer >= 0, "a gated layer has no residual");
+      refuse(op.activation == OUTRIDER_CLIP && (weight->gated || !(op.cap > 0.0f)),
+             "what is clipped has a bound, and is no gated layer");
       check(op.in, weight->columns, "linear input");
       check(op.out, width, "linear output");
       if (op.residual.buffer >= 0) check(op.residual, width, "residual");
@@ -216,10 +218,16 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "gate residual");
       break;
     case OUTRIDER_SCALE:
-      refuse(!weight || !is_vector(*weight, 1), "scale needs a vector with its factor");
+      refuse(!weight || !is_vector(*weight, 1), "scale needs a vector of factors");
+      refuse(op.window < 0 || (op.window > 0 && behind), "factors by position come before select");
       check(op.in, op.out.width, "what is scaled");
       check(op.out, op.out.width, "scale's output");
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "scale's residual");
+      break;
+    case OUTRIDER_XIELU:
+      refuse(!weight || !is_vector(*weight, 4), "xIELU needs a vector of four numbers");
+      check(op.in, op.out.width, "what xIELU reads");
+      check(op.out, op.out.width, "what xIELU writes");
       break;
     case OUTRIDER_CONVOLVE:
       if (status == OUTRIDER_OK) status = check_convolution(op);

@@ -313,6 +313,11 @@ struct Route {
   float epsilon, scale;
 };
 
+// Factors of OUTRIDER_XIELU.
+struct Xielu {
+  float positive, negative, beta, epsilon;
+};
+
 struct Kernels {
   const char *name;
   // Tokens whose rows `linear` works on at once, and which lie interleaved; 0: rows as they are.
@@ -338,6 +343,7 @@ struct Kernels {
   void (*route)(const Route &task, const float *scores, float *out);
   float (*logistic)(float x);
   void (*scaled)(const float *x, float factor, const float *added, float *out, int width);
+  void (*xielu)(const float *x, const Xielu &task, float *out, int width);
   // Of `count` vectors, `stride` floats from one to the next, the product of each with x.
   void (*products)(const float *vectors, int64_t stride, int count, const float *x, int width, float *out);
   void (*store_cache)(const CacheView &cache, int position, const float *key, const float *value, int head_size);

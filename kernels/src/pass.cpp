@@ -74,6 +74,7 @@ void Pass::plan() {
     logits_at.push_back(-1);
     logprobs_at.push_back(branch_logprobs[b]);
   }
+  last_position = *std::max_element(position.begin(), position.end());
   parts = {{0, 0, batch.feeds, {0, tokens}, {0, static_cast<int>(selected.size())}}};
 }
 
@@ -157,14 +158,29 @@ void Pass::norm(const outrider_op &op, Rows rows, int thread) {
 }
 
 void Pass::scale(const outrider_op &op, Rows rows, int thread) {
-  const float factor = *static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
+  const outrider_weight &weight = engine.weights[static_cast<size_t>(op.weight)];
+  const float *const factors = static_cast<const float *>(weight.data);
   const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
   const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
   share(rows, thread, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; ++t)
-      engine.kernels->scaled(engine.buffer(op.in) + t * engine.stride(op.in), factor,
+    for (int64_t t = first; t < last; ++t) {
+      const int32_t place = op.window ? std::min(position[static_cast<size_t>(t)] / op.window, weight.columns - 1) : 0;
+      engine.kernels->scaled(engine.buffer(op.in) + t * engine.stride(op.in), factors[place],
                              residual ? residual + t * residual_stride : nullptr,
                              engine.buffer(op.out) + t * engine.stride(op.out), op.out.width);
+    }
+  });
+}
+
+void Pass::xielu(const outrider_op &op, Rows rows, int thread) {
+  const float *const given = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
+  const float beta = given[2];
+  const Xielu task{static_cast<float>(softplus(static_cast<double>(given[0]))),
+                   beta + static_cast<float>(softplus(static_cast<double>(given[1]))), beta, given[3]};
+  share(rows, thread, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t)
+      engine.kernels->xielu(engine.buffer(op.in) + t * engine.stride(op.in), task,
+                            engine.buffer(op.out) + t * engine.stride(op.out), op.out.width);
   });
 }
 
@@ -309,6 +325,8 @@ void Pass::run_op(size_t index, const Part &part, Rows rows, AttentionBeside *be
       return gate(op, rows, thread);
     case OUTRIDER_SCALE:
       return scale(op, rows, thread);
+    case OUTRIDER_XIELU:
+      return xielu(op, rows, thread);
     case OUTRIDER_CONVOLVE:
       return convolve(op, index, thread);
     case OUTRIDER_DELTA:

@@ -54,6 +54,7 @@ struct Pass {
   const outrider_batch &batch;
   std::vector<FeedState> feeds;
   std::vector<int32_t> token, position, feed_of;  // [tokens]
+  int32_t last_position = 0;                      // of all tokens
   std::vector<int32_t> selected;                  // token indices whose logits are needed
   std::vector<int32_t> choice_at, logits_at;      // [selected] index of the output, or -1
   std::vector<int64_t> logprobs_at;               // [selected] likewise
@@ -97,6 +98,8 @@ struct Pass {
   void mix(const outrider_op &op, int count, int thread);
   void gate(const outrider_op &op, Rows rows, int thread);
   void scale(const outrider_op &op, Rows rows, int thread);
+  void xielu(const outrider_op &op, Rows rows, int thread);
+  double softplus(double x) const;
   void convolve(const outrider_op &op, size_t index, int thread);
   void convolve_columns(const outrider_op &op, const FeedState &feed, int32_t first, int32_t columns) const;
   void delta(const outrider_op &op, size_t index, int thread);
@@ -107,7 +110,7 @@ struct Pass {
   void go_on(const outrider_op &op, int thread) const;
   void leave(const outrider_op &op, int thread) const;
   void spread(const outrider_op &op, int thread) const;
-  // Whether the pass has anything for an operation that concerns states.
+  // Whether the pass has nothing for an operation: on states, or factors that are 1 up to its last position.
   bool is_left_out(const outrider_op &op) const;
   Pieces pieces_of(const outrider_weight &weight) const;
   template <typename Wanted> void store_granules(const outrider_op &op, Wanted wanted, int thread) const;

@@ -128,6 +128,7 @@ bool Pass::may_go_in_halves() const {
       case OUTRIDER_ROPE:
       case OUTRIDER_GATE:
       case OUTRIDER_SCALE:
+      case OUTRIDER_XIELU:
       case OUTRIDER_CHOOSE:
         break;
       default:

@@ -16,6 +16,12 @@ constexpr int32_t kMostPending = std::max(2 * kTakenBack, kMostTakenBack) + 1;
 // Beyond this softplus(x) is x.
 constexpr double kLinear = 20.0;
 
+double exponential_of(const Kernels &kernels, double x) {
+  double result;
+  kernels.exponentials(&x, 0.0, &result, 1);
+  return result;
+}
+
 }  // namespace
 
 void Pass::convolve(const outrider_op &op, size_t index, int thread) {
@@ -194,21 +200,20 @@ void Pass::delta_heads(const outrider_op &op, const FeedState &feed, int32_t key
   }
 }
 
+double Pass::softplus(double x) const {
+  return x > kLinear ? x : engine.kernels->logarithm(1.0 + exponential_of(*engine.kernels, x));
+}
+
 // exp(-exp(weight) * softplus(a + bias)), in float64. What is no number stays none, for whoever looks for it.
 float Pass::decay(const outrider_op &op, int32_t head, float a) const {
   const auto of_head = [&](int32_t weight) {
     return static_cast<const float *>(engine.weights[static_cast<size_t>(weight)].data)[head];
   };
-  const auto exponential = [&](double x) {
-    double result;
-    engine.kernels->exponentials(&x, 0.0, &result, 1);
-    return result;
-  };
+  const auto exponential = [&](double x) { return exponential_of(*engine.kernels, x); };
   const float shifted = a + of_head(op.bias);
   if (!(shifted - shifted == 0.0f)) return shifted - shifted;
-  const double x = static_cast<double>(shifted);
-  const double softplus = x > kLinear ? x : engine.kernels->logarithm(1.0 + exponential(x));
-  return static_cast<float>(exponential(-exponential(static_cast<double>(of_head(op.weight))) * softplus));
+  const double rate = exponential(static_cast<double>(of_head(op.weight)));
+  return static_cast<float>(exponential(-rate * softplus(static_cast<double>(shifted))));
 }
 
 }  // namespace outrider

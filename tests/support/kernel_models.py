@@ -23,6 +23,7 @@ class Shape:
     ``capped``: llama with scaled embeddings, norms behind, soft caps, sinks and rope on a part of heads. ``longest``: the
     rows for which its rope's first frequencies hold. ``shared``: layers from the third on have queries alone, for the keys
     and values of the layer two before them, and each multiplies what comes out by a number.
+    ``clipped``: queries, keys and values within a bound, queries times factors by position, and xIELU.
     """
 
     style: str = "llama"
@@ -43,6 +44,7 @@ class Shape:
     taps: int = 0
     delta: bool = False
     shared: bool = False
+    clipped: bool = False
 
 
 LLAMA = Shape()
@@ -60,8 +62,10 @@ SHARED = Shape(width=160, heads=4, kv_heads=2, inner=104, group=32, layers=4, vo
 CLAMPED = Shape(
     width=128, heads=4, kv_heads=2, inner=96, group=32, experts=20, chosen=2, activation=Activation.CLAMPED_SWIGLU
 )
+CLIPPED = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, vocabulary=101, clipped=True)
 SHAPES = {
     "shared": SHARED,
+    "clipped": CLIPPED,
     "hybrid": HYBRID,
     "delta": DELTA,
     "mixture": MIXTURE,
@@ -105,7 +109,8 @@ def build(shape: Shape, precision: Format) -> Program:
         sizes = {"q": width} if reads else {"q": width, "k": kv_width, "v": kv_width}
         matrices = [Tensor(at + name, (size, width)) for name, size in sizes.items()]
         biases = [vector(at + name + ".bias", size) for name, size in sizes.items()] if opt or qwen else []
-        made = builder.linear(h, matrices, biases=biases)
+        bound: dict[str, Any] = dict(activation=Activation.CLIP, cap=0.6, scale=1.5) if shape.clipped else {}
+        made = builder.linear(h, matrices, biases=biases, **bound)
         q = made.part(0, width)
         k, v = keys_and_values[layer - 2] if reads else made.part(width, 2 * kv_width).split(kv_width, kv_width)
         keys_and_values.append((k, v))
@@ -120,6 +125,8 @@ def build(shape: Shape, precision: Format) -> Program:
             builder.rope(q, frequencies, heads=shape.heads, **rope)
             if not reads:
                 builder.rope(k, frequencies, heads=shape.kv_heads, **rope)
+        if shape.clipped:
+            builder.scale_by_position(q, (1.0, 1.3, 0.7), 16)
         more: dict[str, Any] = dict(cap=1.5, sinks=vector(at + "sinks", shape.heads), scale=0.4) if shape.capped else {}
         a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, window=shape.window, **more)
         if shape.delta:
@@ -134,7 +141,10 @@ def build(shape: Shape, precision: Format) -> Program:
         if shape.experts:
             x = _mixture(builder, shape, at, h, x)
             continue
-        if opt:
+        if shape.clipped:
+            numbers = [Tensor(f"{at}{name}.bias", (1,)) for name in ("positive", "negative", "beta", "epsilon")]
+            m = builder.xielu(builder.linear(h, [Tensor(at + "up", (shape.inner, width))]), numbers)
+        elif opt:
             up = [vector(at + "up.bias", shape.inner)]
             m = builder.linear(h, [Tensor(at + "up", (shape.inner, width))], biases=up, activation=shape.activation)
         else:

@@ -111,13 +111,18 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def seeing_model(kind: str, seed: int = 0) -> PreTrainedModel:
+def _with(settings: dict[str, Any], language: dict[str, Any] | None) -> dict[str, Any]:
+    return settings | {"text_config": settings["text_config"] | language} if language else settings
+
+
+def seeing_model(kind: str, seed: int = 0, language: dict[str, Any] | None = None) -> PreTrainedModel:
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **KINDS[kind])
+    config = AutoConfig.for_model(kind, **_with(KINDS[kind], language))
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     return model
 
 
-def save_seeing(kind: str, path: Path, seed: int = 0) -> Path:
-    seeing_model(kind, seed).save_pretrained(path)
+def save_seeing(kind: str, path: Path, seed: int = 0, language: dict[str, Any] | None = None) -> Path:
+    """``language``: other values of its language model."""
+    seeing_model(kind, seed, language).save_pretrained(path)
     return path

@@ -194,6 +194,22 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "ministral",
         LLAMA | {"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"], "head_dim": 24},
     ),
+    "ministral3": (
+        "ministral3",
+        LLAMA
+        | {"head_dim": 32}
+        | _rope(
+            "yarn",
+            factor=16.0,
+            original_max_position_embeddings=8,
+            llama_4_scaling_beta=0.4,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            beta_fast=32.0,
+            beta_slow=1.0,
+        ),
+    ),
+    "ministral3-window": ("ministral3", LLAMA | {"head_dim": 24, "sliding_window": 6, "max_position_embeddings": 192}),
     "internlm3": ("internlm3", LLAMA | {"head_dim": 24, "attention_bias": True, "mlp_bias": True}),
     "iquestcoder": ("iquestcoder", LLAMA | {"head_dim": 24}),
     "smollm3": ("smollm3", LLAMA | {"num_hidden_layers": 5, "no_rope_layer_interval": 2, "pad_token_id": 0}),
@@ -206,6 +222,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", LLAMA | {"attention_bias": True, "pad_token_id": 0}),
     "olmo3": ("olmo3", LLAMA | {"num_hidden_layers": 4, "sliding_window": 8, "pad_token_id": 0}),
     "olmo": ("olmo", LLAMA | {"attention_bias": True, "pad_token_id": 0}),
+    "olmo-clipped": ("olmo", LLAMA | {"clip_qkv": 0.7, "pad_token_id": 0}),
     "seed-oss": (
         "seed_oss",
         LLAMA | {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -292,6 +309,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {"vocab_size": 203, "hidden_size": 96, "intermediate_size": 200, "num_layers": 4, "num_heads": 6}
         | {"max_position_embeddings": 128, "window_size": 7, "attention_types": [[["global", "local"], 2]]},
     ),
+    "apertus": ("apertus", LLAMA | {"head_dim": 24, "attention_bias": True}),
+    "apertus-gelu": ("apertus", LLAMA | {"hidden_act": "gelu", "tie_word_embeddings": True} | _rope("default")),
     "arcee": ("arcee", LLAMA | {"mlp_bias": True, "attention_bias": True, "head_dim": 24, "tie_word_embeddings": True}),
     "nemotron": ("nemotron", LLAMA | {"mlp_bias": True, "attention_bias": True}),
     "jais2": ("jais2", LLAMA),

@@ -60,7 +60,7 @@ def _weight(program: Program, index: int, tensors: Mapping[str, torch.Tensor]) -
 
 def _as_asked(source: Tensor, stored: torch.Tensor) -> torch.Tensor:
     if not source.stored:
-        return stored
+        return stored if stored.dim() else stored[None]
     return stored.T if len(source.shape) == 2 else stored.flatten()
 
 
@@ -91,6 +91,9 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             if program.weights[op.weight].gated:
                 gate, up = y.chunk(2, dim=-1)
                 return ACTIVATIONS[op.activation](gate) * up
+            if op.activation == Activation.CLIP:
+                y = y.clamp(-op.cap, op.cap)
+                return y * op.scale if op.residual.buffer < 0 else y * op.scale + read(op.residual)
             y = ACTIVATIONS[op.activation](y)
             y = (torch.tanh(y / op.cap) * op.cap if op.cap else y) * op.scale
             return y if op.residual.buffer < 0 else y + read(op.residual)
@@ -110,7 +113,12 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
         case Kind.GATE:
             return x * (ACTIVATIONS | {Activation.SIGMOID: torch.sigmoid})[op.activation](read(op.key))
         case Kind.SCALE:
-            return x * weight
+            places = torch.arange(len(tokens)) // op.window if op.window else torch.zeros(len(tokens), dtype=torch.long)
+            return x * weight[places.clamp(max=len(weight) - 1), None]
+        case Kind.XIELU:
+            first, second, beta, epsilon = weight
+            negative = (torch.expm1(torch.minimum(x, epsilon)) - x) * (beta + torch.nn.functional.softplus(second))
+            return torch.where(x > 0, torch.nn.functional.softplus(first) * x * x, negative) + beta * x
         case Kind.DELTA:
             return _delta(op, x, read(op.key), read(op.value), read(op.residual), weight, bias)
         case Kind.ATTENTION:

@@ -65,7 +65,14 @@ def test_settings_of_generate_change_no_logit() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
-        ("olmo", {"clip_qkv": 8.0}, 'does not know "clip_qkv": 8.0; the hf engine does'),
+        ("olmo", {"clip_qkv": 0.0}, '"clip_qkv" must be greater than 0, got 0.0'),
+        ("ministral3", {"rope_parameters": {"rope_type": "default"}}, '"rope_parameters" has no "llama_4_scaling_beta"'),
+        (
+            "ministral3",
+            {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}},
+            '"rope_parameters" has no "original_max_position_embeddings"',
+        ),
+        ("apertus", {"mlp_bias": True}, 'does not know "mlp_bias": True'),
         ("helium", {"head_dim": 24}, 'does not know "head_dim": 24'),
         ("cwm", {"attention_bias": True}, 'does not know "attention_bias": True'),
         ("exaone4", {"sliding_window_pattern": "LLG"}, '"sliding_window_pattern" must be a positive whole number'),

@@ -50,6 +50,17 @@ def test_a_model_that_sees_writes_what_transformers_writes(kind: str, tmp_path: 
     assert proposed
 
 
+def test_ministral_3_is_a_language_model_inside_mistral3(tmp_path: Path) -> None:
+    """Its factors of queries begin within these rows."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 32}
+    language = {"model_type": "ministral3", "rope_parameters": rope | {"llama_4_scaling_beta": 0.3}}
+    path = save_seeing("mistral3", tmp_path, language=language)
+    assert any(op.kind is Kind.SCALE for op in lay_out(path, PRECISIONS["fp32"]).program.ops)
+    found, proposed = differences(path, reader=AutoModelForImageTextToText)
+    assert not found
+    assert proposed
+
+
 def test_all_kinds_are_tried() -> None:
     assert KINDS.keys() == SEEING.keys()
 
@@ -61,7 +72,7 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"qwen3_vl_moe_text": "Qwen3VLMoeTextConfig"}
     places |= {"qwen3_5_moe_text": "Qwen3_5MoeTextConfig"}
     names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
-    names |= {"cohere2": "Cohere2", "exaone4": "Exaone4"}
+    names |= {"cohere2": "Cohere2", "exaone4": "Exaone4", "ministral3": "Ministral3"}
     places |= {kind: f"{name}Config" for kind, name in names.items()}
     assert places.keys() == USUAL.keys()
     for kind, name in places.items():

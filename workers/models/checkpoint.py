@@ -114,7 +114,7 @@ def _find(entries: Mapping[str, Found], tensor: Tensor, path: Path) -> Found:
 
 def _check_shape(tensor: Tensor, shape: tuple[int, ...], path: Path) -> None:
     asked = tensor.stored or tensor.shape
-    if shape != asked:
+    if shape != asked and (shape, asked) != ((), (1,)):  # a scalar is a vector of one
         raise ModelError(f'{path}: the weight "{tensor.name}" has shape {shape}, config.json asks for {asked}')
 
 
@@ -278,6 +278,7 @@ class PickledCheckpoint:
         import torch
 
         whole = _find(self._tensors, tensor, self._path).detach()
+        whole = whole if whole.ndim else whole[None]
         part = (_as_asked(tensor, whole) if tensor.stored else whole)[start:stop]
         if part.dtype == torch.bfloat16:
             return np.ascontiguousarray(part.contiguous().view(torch.int16).numpy()).view(np.uint16)

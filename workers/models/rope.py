@@ -7,7 +7,7 @@ logarithms go through our own arithmetic, because the system's give other last b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,6 +64,7 @@ def read_rope(
     fixed_alpha: bool = False,
     base: float | None = None,
     usual: Mapping[str, Any] | None = None,
+    passed_over: Collection[str] = (),
 ) -> Rope:
     """From ``rope_parameters``, or from the older ``rope_theta`` beside ``rope_scaling``.
 
@@ -71,6 +72,7 @@ def read_rope(
     parameters do not say. ``long_from``: of one that computes a row anew where it grows longer than that (Phi 3).
     ``fixed_alpha``: of one whose type dynamic may state how far the base is stretched for all rows (Hunyuan).
     ``base`` is what counts, whatever the parameters say; ``usual``: the parameters where none are stated.
+    ``passed_over`` are parameters that say nothing of rope.
     """
     stated = config.get("rope_parameters")
     scaling = config.get("rope_scaling") or (usual if stated is None else stated) or {}
@@ -79,6 +81,7 @@ def read_rope(
     original = long_from or config.get("original_max_position_embeddings")
     reading = _Reading(config, head_size, context, config.number("rope_theta", theta), partial, long_from, fixed_alpha)
     parameters = _parameters(config, scaling) | ({} if base is None else {"rope_theta": base})
+    parameters = {key: value for key, value in parameters.items() if key not in passed_over}
     return reading.rope(parameters, original)
 
 

@@ -66,7 +66,13 @@ class Forward:
             normalised = _norm(op, x, self._weight(op.weight), None if op.bias < 0 else self._weight(op.bias))
             return normalised if residual is None else normalised + residual
         if op.kind is Kind.SCALE:
-            return x * self._weight(op.weight)
+            factors = self._weight(op.weight)
+            positions = (
+                torch.arange(self._length) // op.window if op.window else torch.zeros(self._length, dtype=torch.long)
+            )
+            return x * factors[positions.clamp(max=len(factors) - 1)].repeat(len(tokens) // self._length)[:, None]
+        if op.kind is Kind.XIELU:
+            return _xielu(x, *self._weight(op.weight))
         if op.kind is Kind.GATE:
             gated = x * ACTIVATIONS[op.activation](_part(buffers, op.key))
             return gated if residual is None else gated + residual
@@ -88,6 +94,8 @@ class Forward:
         weight = self._program.weights[op.weight]
         matrix = self._weight(op.weight)
         bias = None if op.bias < 0 else self._weight(op.bias)
+        if op.activation is Activation.CLIP:
+            return self._multiply(x, matrix, bias).clamp(-op.cap, op.cap)
         activate = ACTIVATIONS[op.activation]
         if not weight.gated:
             y = _cap(activate(self._multiply(x, matrix, bias)), op.cap) * op.scale
@@ -106,7 +114,9 @@ def _part(buffers: Buffers, slice: Slice) -> Tensor:
 def _stacked(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
     if weight.values:
         return torch.tensor(weight.values)
-    parts = [tensors[source.name][start:stop] + source.plus for source in weight.sources for start, stop in source.ranges]
+    # A scalar is a vector of one.
+    found = [(source, tensors[source.name].reshape(tensors[source.name].shape or (1,))) for source in weight.sources]
+    parts = [tensor[start:stop] + source.plus for source, tensor in found for start, stop in source.ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -116,6 +126,11 @@ def _norm(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.layer_norm(heads, (op.head_size,), weight, bias, op.epsilon).reshape(x.shape)
     scaled = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + op.epsilon) * weight
     return (scaled if bias is None else scaled + bias).reshape(x.shape)
+
+
+def _xielu(x: Tensor, first: Tensor, second: Tensor, beta: Tensor, epsilon: Tensor) -> Tensor:
+    below = (torch.expm1(torch.minimum(x, epsilon)) - x) * (beta + F.softplus(second))
+    return torch.where(x > 0, F.softplus(first) * x * x, below) + beta * x
 
 
 def _rope(op: Op, x: Tensor, frequencies: Tensor, length: int) -> Tensor:

@@ -10,6 +10,7 @@ from outrider.kernels.program import Format, Program
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import (
+    apertus,
     cohere,
     cohere_moe,
     corrected_mixtures,
@@ -27,6 +28,7 @@ from outrider.workers.models.families import (
     granite,
     lfm2,
     llama,
+    ministral3,
     mixtures,
     olmo,
     opt,
@@ -45,6 +47,7 @@ from outrider.workers.models.heads import HeadConfig, is_head
 
 FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "afmoe": corrected_mixtures.afmoe,
+    "apertus": apertus.apertus,
     "arcee": relu_squared.arcee,
     "codegen": gptj.codegen,
     "cohere": cohere.cohere,
@@ -91,6 +94,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "mellum": mixtures.mellum,
     "minimax_m2": corrected_mixtures.minimax_m2,
     "ministral": llama.ministral,
+    "ministral3": ministral3.ministral3,
     "mistral": llama.mistral,
     "mixtral": mixtures.mixtral,
     "nemotron": relu_squared.nemotron,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Activation, Norm, Program, Slice, Tensor
@@ -82,7 +83,9 @@ class Style:
     """Where the families differ. Of ``windows`` and ``ropes`` there is one for each layer: 0 is no window, None no rope.
 
     ``fused``: queries, keys and values are one tensor; ``fused_gate``: so are gate and up. ``paired``: rope turns
-    neighbouring columns. ``second_norm`` names the norm before the gated layer, where it is not the usual one.
+    neighbouring columns. ``first_norm`` names the norm before the attention, ``second_norm`` that before the gated layer,
+    where it is not the usual one. ``clip`` (0: none) bounds queries, keys and values. ``query_factors`` multiply turned
+    queries by position, each so many positions.
     ``plus`` is added to every norm's weight. ``weightless``: norms are layer norms without any, but for those of heads.
     ``tied``: whether the head is the embedding where the configuration does not say. ``attention`` and ``mixer`` stand for
     the attention and the gated layer, where these are others.
@@ -95,6 +98,7 @@ class Style:
     fused_gate: bool = False
     paired: bool = False
     norms: Norms = Norms.BEFORE
+    first_norm: str = "input_layernorm"
     second_norm: str = ""
     norms_behind: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
     weightless: bool = False
@@ -107,6 +111,8 @@ class Style:
     embedding_scale: Callable[[Builder], float] = lambda builder: 1.0
     attention_scale: float | None = None
     attention_cap: float = 0.0
+    clip: float = 0.0
+    query_factors: tuple[Sequence[float], int] | None = None
     sinks: bool = False
     residual_scale: float = 1.0
     head_bias: bool = False
@@ -135,7 +141,7 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
     for layer in range(sizes.layers):
         builder.layer_input(layer, x)
         block = Linear(f"model.layers.{layer}.")
-        vector = [block.vector(name, sizes.hidden, style.plus) for name in ("input_layernorm", second)]
+        vector = [block.vector(name, sizes.hidden, style.plus) for name in (style.first_norm, second)]
         h = norm(x, vector[0]) if before else x
         residual = None if behind else x
         a = attention(builder, h, layer, residual)
@@ -172,7 +178,8 @@ def _attention(
     biases = attention.biases(style.qkv_bias, *projections)
     if style.paired and rope is not None:
         matrices, biases = _paired(matrices, sizes, rope), tuple(_paired(biases, sizes, rope))
-    qkv = builder.linear(h, matrices, biases=biases)
+    bound: dict[str, Any] = {"activation": Activation.CLIP, "cap": style.clip} if style.clip else {}
+    qkv = builder.linear(h, matrices, biases=biases, **bound)
     query, key, value = qkv.split(width, kv_width, kv_width)
     for part, name, count in ((query, style.head_norm_names[0], heads), (key, style.head_norm_names[1], kv_heads)):
         if rope is not None and style.head_norms is HeadNorms.TURNED:
@@ -183,6 +190,8 @@ def _attention(
             builder.head_norm(part, weight, heads=count if each else 1, epsilon=sizes.epsilon)
         if rope is not None and style.head_norms is not HeadNorms.TURNED:
             rotate(builder, part, rope, count)
+    if style.query_factors is not None:
+        builder.scale_by_position(query, *style.query_factors)
     window = style.windows[layer] if style.windows else 0
     sinks = Tensor(f"{attention.prefix}sinks", (heads,)) if style.sinks else None
     a = builder.attention(

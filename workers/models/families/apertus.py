@@ -1,0 +1,52 @@
+"""Apertus: Llama with norms of heads; its layers are not gated, and each has numbers of its own in the activation."""
+
+from __future__ import annotations
+
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Program, Slice, Tensor
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.layer_norm import plain
+from outrider.workers.models.families.parts import Begin, Linear, activation
+from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Sizes, Style, decoder, read_sizes
+from outrider.workers.models.rope import read_rope
+
+# What transformers takes where a configuration has no rope.
+ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 12000000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def apertus(config: Config, begin: Begin) -> Program:
+    sizes, bias = read_sizes(config, epsilon=1e-5), config.flag("attention_bias", False)
+    config.only("mlp_bias", False)
+    for key, always in (("qk_norm", True), ("post_norm", False)):  # of the first releases
+        config.only(key, always)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=HeadNorms.EACH,
+        first_norm="attention_layernorm",
+        second_norm="feedforward_layernorm",
+        ropes=[read_rope(config, sizes.head_size, sizes.context, theta=12000000.0, usual=ROPE)] * sizes.layers,
+        mixer=_mixer(config, sizes),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def _mixer(config: Config, sizes: Sizes) -> Mixer:
+    prefix, hidden, ffn = "model.layers.{}.mlp.", sizes.hidden, sizes.ffn
+    if config.get("hidden_act", "xielu") != "xielu":
+        return plain(prefix, hidden, ffn, activation(config, "hidden_act", "xielu"), ("up_proj", "down_proj"), bias=False)
+
+    def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        mlp = Linear(prefix.format(layer))
+        numbers = [Tensor(f"{mlp.prefix}act_fn.{name}", (1,)) for name in ("alpha_p", "alpha_n", "beta", "eps")]
+        m = builder.xielu(builder.linear(h, [mlp.weight("up_proj", ffn, hidden)]), numbers)
+        return builder.linear(m, [mlp.weight("down_proj", hidden, ffn)], residual=residual)
+
+    return mixer
