@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from benchmarks.families.check import write
+from outrider.workers.engines.hf import vocabulary_of
 from outrider.workers.engines.ways import RowFeeding
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
@@ -280,9 +281,29 @@ def test_a_library_that_fails_in_its_own_way_is_one_sentence(tmp_path: Path, mon
     model.hf_quantizer = object()
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: (model, {}))
     with pytest.raises(
-        ModelError, match=r"cannot be computed in bf16 as it comes quantised \(AssertionError\); choose another"
+        ModelError,
+        match=r"cannot be computed in bf16 as it comes quantised \(AssertionError\); choose another .*, such as fp32",
     ):
         load_hf(ModelSpec(str(path), "hf", "bf16"))
+
+
+def test_a_library_that_makes_nothing_of_the_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """auto-round takes a stand-in for the layers where the library with its kernels is not there."""
+    path = save_small(tmp_path)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    model.hf_quantizer = object()
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: (model, {"missing_keys": {"b", "a"}}))
+    with pytest.raises(ModelError, match=r'makes no weights for 2 names, first "a": its library may need another one'):
+        load_hf(ModelSpec(str(path), "hf", "bf16"))
+
+
+def test_a_head_without_a_weight_says_how_many_tokens_it_scores() -> None:
+    """As SINQ's."""
+    model = tiny_model("llama", 0)
+    head = torch.nn.Linear(96, 7)
+    head.weight = None
+    model.set_output_embeddings(head)
+    assert vocabulary_of(model) == 7
 
 
 def test_a_library_that_is_not_there_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

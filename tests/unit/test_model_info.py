@@ -131,6 +131,19 @@ def test_a_scaling_of_rope_that_transformers_would_pass_over_is_refused(model: P
         assert read_model_info(str(model)).family == "olmo3"
 
 
+def test_a_scaling_of_rope_that_transformers_never_reads_is_refused(model: Path) -> None:
+    for scaling in ({"type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}):
+        configure(model, model_type="cohere2_moe", rope_scaling=scaling)
+        assert message(model).endswith(
+            '"rope_scaling" of this family is not read by transformers: say it in "rope_parameters"'
+        )
+    for unused in (None, {"type": "default"}):
+        configure(
+            model, model_type="cohere2_moe", rope_scaling=unused, rope_parameters={"rope_type": "linear", "factor": 2.0}
+        )
+        assert read_model_info(str(model)).family == "cohere2_moe"
+
+
 def test_a_model_with_an_encoder_is_refused_and_its_decoder_alone_is_not(model: Path) -> None:
     configure(model, is_encoder_decoder=True)
     assert message(model).endswith("config.json is of an encoder-decoder model, and outrider runs decoders only")

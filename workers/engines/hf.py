@@ -304,7 +304,8 @@ class HfEngine:
 def vocabulary_of(model: PreTrainedModel) -> int:
     """How many scores the head gives. Intel's extension packs a head's weight in blocks: its shape says nothing then."""
     head = model.get_output_embeddings()
-    found: int = getattr(head, "out_features", head.weight.shape[0])
+    # Of some libraries' own kind of head nothing is a weight.
+    found: int = head.out_features if hasattr(head, "out_features") else head.weight.shape[0]
     return found
 
 

@@ -123,8 +123,9 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
         ) from error
     except Exception as error:  # whatever a checkpoint can be wrong with surfaces here, in many types
         raise ModelError(f"{model_info.name} cannot be loaded: {first_line(error)}") from error
-    _check_complete(model_info, report)
-    if getattr(model, "hf_quantizer", None) is None:
+    quantised = getattr(model, "hf_quantizer", None) is not None
+    _check_complete(model_info, report, quantised)
+    if not quantised:
         # Else its library takes tensors for itself.
         refuse_unexpected(report.get("unexpected_keys") or (), quantised=False)
     for name, parameter in model.named_parameters():
@@ -173,9 +174,14 @@ def _leave_the_files(model: PreTrainedModel) -> None:
             part.data = part.data.clone()
 
 
-def _check_complete(model_info: ModelInfo, report: dict[str, Any]) -> None:
+def _check_complete(model_info: ModelInfo, report: dict[str, Any], quantised: bool) -> None:
     missing = sorted(report.get("missing_keys") or ())
     wrong = sorted(report.get("mismatched_keys") or ())
+    if missing and quantised:
+        raise ModelError(
+            f"{model_info.name}: of the checkpoint as it comes quantised transformers makes no weights for {len(missing)} "
+            f'names, first "{missing[0]}": its library may need another one to read it, as auto-round needs auto-round-lib'
+        )
     if missing:
         raise ModelError(f'{model_info.name} lacks {len(missing)} of its weights, first "{missing[0]}"')
     if wrong:
@@ -209,8 +215,8 @@ def _optimize(model: PreTrainedModel) -> tuple[PreTrainedModel, str | None]:
 @torch.inference_mode()
 def _probed(model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> torch.Tensor:
     """The logits after a probe by the model's own attention; a ModelError where they are not numbers, or none come."""
-    probe = torch.tensor([_probe_of(vocabulary_of(model))], device=model.device)
     try:
+        probe = torch.tensor([_probe_of(vocabulary_of(model))], device=model.device)
         logits: torch.Tensor = model(input_ids=probe, use_cache=False).logits[0, -1].float().cpu()
     except torch.OutOfMemoryError:
         raise
@@ -218,9 +224,10 @@ def _probed(model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> t
         # Libraries of quantised weights compute in types of their own, and check what they are given in as many ways.
         if getattr(model, "hf_quantizer", None) is None:
             raise
+        other = "fp32" if spec.precision == "bf16" else "bf16"
         raise ModelError(
             f"{model_info.name} cannot be computed in {spec.precision} as it comes quantised ({first_line(error)}); choose "
-            "another precision, such as bf16 (--precision, of a draft --draft-precision)"
+            f"another precision, such as {other} (--precision, of a draft --draft-precision)"
         ) from error
     # A NaN is not less.
     if not logits.max() < torch.inf:

@@ -205,7 +205,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
     config = read_config(path)
     if config.get("is_encoder_decoder") is True and config.get("is_decoder") is not True:
         raise ModelError(f"{source} is of an encoder-decoder model, and outrider runs decoders only")
-    _refuse_untyped_rope(config, source)
+    _refuse_unread_rope(config, source)
     # Models that hear, and those that see and are not known here, keep the language model's limits one level down.
     text: Mapping[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     family = config.get("model_type")
@@ -254,15 +254,19 @@ def _refuse_adapter(path: Path) -> None:
         )
 
 
-def _refuse_untyped_rope(config: Mapping[str, Any], source: Path) -> None:
-    """Of OLMo 3 transformers passes over a scaling in the older spelling, so that the engines would not agree."""
-    scaling = config.get("rope_scaling")
-    if config.get("model_type") != "olmo3" or not isinstance(scaling, dict) or "rope_type" in scaling:
+def _refuse_unread_rope(config: Mapping[str, Any], source: Path) -> None:
+    """Scalings that transformers passes over, so that the engines would not agree."""
+    scaling, family = config.get("rope_scaling"), config.get("model_type")
+    if not isinstance(scaling, dict) or scaling.get("rope_type", scaling.get("type", "default")) == "default":
         return
-    if scaling.get("type", "default") != "default":
+    if family == "olmo3" and "rope_type" not in scaling:
         raise ModelError(
             f'{source}: "rope_scaling" of OLMo 3 names its type by "type", which transformers does not read: '
             'write "rope_type"'
+        )
+    if family == "cohere2_moe":
+        raise ModelError(
+            f'{source}: "rope_scaling" of this family is not read by transformers: say it in "rope_parameters"'
         )
 
 

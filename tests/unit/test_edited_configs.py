@@ -1,0 +1,98 @@
+"""A config.json that was edited: the native engine computes what transformers computes from it, or refuses the model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from edited_configs import GONE, edited, edits
+from family_texts import one_thread
+from native_models import TOKENS, logits, open_native, save_tiny
+from tiny_models import MIXTURES, TINY
+from transformers import AutoModelForCausalLM
+
+from outrider.workers.errors import ModelError
+from outrider.workers.models.model_info import read_model_info
+from outrider.workers.models.opening import check_weights, native_supports
+
+# Relative to the largest logit: the order of sums in float32. What is read otherwise shows in tenths.
+BOUND = 1e-4
+# Edits of a family that the fast set tries, and how many of them are computed at least.
+SOME, COMPUTED = 16, 2
+FAMILIES = list({kind: name for name, (kind, _) in reversed((TINY | MIXTURES).items())}.values())[::-1]
+
+
+@pytest.fixture(autouse=True)
+def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    transformers.logging.set_verbosity_error()
+    logging.getLogger("outrider").setLevel(logging.ERROR)
+
+
+@one_thread()
+@torch.no_grad()
+def by_transformers(path: Path) -> np.ndarray[Any, Any] | None:
+    """None where transformers does not run it either, or without a part of its weights."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, report = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+            found: np.ndarray[Any, Any] = model.eval()(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    except Exception:  # configurations and models refuse in ways of their own
+        return None
+    return None if report.get("missing_keys") or not np.isfinite(found).all() else found
+
+
+def by_the_native_engine(path: Path) -> np.ndarray[Any, Any] | None:
+    """None where it leaves the model to transformers, or nobody runs it; no other exception is one."""
+    try:
+        read_model_info(str(path), by_headers=True)
+        if native_supports(str(path)) is not None:
+            return None
+        check_weights(str(path), "native", precision="fp32")
+    except ModelError:
+        return None
+    return logits(open_native(path, "fp32"))
+
+
+def differences(path: Path, changes: list[dict[str, Any]]) -> tuple[list[str], int]:
+    config = json.loads((path / "config.json").read_text())
+    wrong, computed = [], 0
+    for change in changes:
+        (path / "config.json").write_text(json.dumps(edited(config, change)))
+        found = by_the_native_engine(path)
+        expected = None if found is None else by_transformers(path)
+        if found is None or expected is None:
+            continue
+        computed += 1
+        distance = np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30)
+        if not distance < BOUND:
+            said = {key: "gone" if value is GONE else value for key, value in change.items()}
+            wrong.append(f"{said}: {distance:.1e}")
+    return wrong, computed
+
+
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_some_edits_of_a_configuration(name: str, tmp_path: Path) -> None:
+    path = save_tiny(name, tmp_path / "model")
+    every = list(edits(json.loads((path / "config.json").read_text())))
+    wrong, computed = differences(path, Random(name).sample(every, SOME))
+    assert not wrong, f"{name}: {'; '.join(wrong)}"
+    assert computed >= COMPUTED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_edit_of_a_configuration(name: str, tmp_path: Path) -> None:
+    path = save_tiny(name, tmp_path / "model")
+    wrong, _ = differences(path, list(edits(json.loads((path / "config.json").read_text()))))
+    assert not wrong, f"{name}: {'; '.join(wrong)}"
