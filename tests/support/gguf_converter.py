@@ -29,6 +29,7 @@ def convert(
     metadata: Mapping[str, Any],
     choose: Choose | None = None,
     prepare: Callable[[Tensors], Tensors] = lambda tensors: tensors,
+    fuse_gate_and_up: bool = False,
 ) -> Path:
     """``metadata``: keys behind the architecture's name. ``prepare``: what becomes of tensors before they are named."""
     choose = choose or mostly("F32")
@@ -39,8 +40,11 @@ def convert(
     vocabulary = len(tensors["model.embed_tokens.weight"])
     add_tokenizer(writer, source, {"vocab_size": vocabulary})
     names = gguf.get_tensor_name_map(_number(architecture), metadata["block_count"])
-    for name, values in _together(prepare(tensors)).items():
-        stored = names.get_name(name.replace("correction_bias", "correction.bias"), ENDINGS) or name
+    named = {
+        names.get_name(name.replace("correction_bias", "correction.bias"), ENDINGS) or name: values
+        for name, values in _together(prepare(tensors)).items()
+    }
+    for stored, values in (_fused(named) if fuse_gate_and_up else named).items():
         type_ = choose(stored, values)
         if type_ in ("F32", "F16"):
             writer.add_tensor(stored, values.astype(np.float16 if type_ == "F16" else np.float32))
@@ -52,6 +56,16 @@ def convert(
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+def _fused(tensors: Tensors) -> Tensors:
+    """Gate and up of each expert in one tensor."""
+    found = {name: values for name, values in tensors.items() if "_gate_exps" not in name and "_up_exps" not in name}
+    for name, values in tensors.items():
+        if "_gate_exps" in name:
+            both = [values, tensors[name.replace("_gate_exps", "_up_exps")]]
+            found[name.replace("_gate_exps", "_gate_up_exps")] = np.concatenate(both, axis=1)
+    return found
 
 
 def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

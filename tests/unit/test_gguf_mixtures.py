@@ -444,6 +444,19 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
         open_native(unsaid, "fp32")
 
 
+@pytest.mark.parametrize(("name", "type_"), [("glm4moe", "F32"), ("lfm2moe", "Q8_0")])
+def test_gate_and_up_of_experts_may_be_one_tensor(name: str, type_: str, tmp_path: Path) -> None:
+    """As llama.cpp's converter has them with --fuse-gate-up-exps."""
+    case, choose = CASES[name], mostly(type_, "F32")
+    apart = write(case, tmp_path, choose=choose)
+    joined = convert(
+        tmp_path, tmp_path / "j.gguf", case.architecture, case.metadata, choose, case.prepare, fuse_gate_and_up=True
+    )
+    assert any(each.endswith("ffn_gate_up_exps.weight") for each in read_gguf(joined).tensors)
+    assert (logits(open_native(joined, "fp32")) == logits(open_native(apart, "fp32"))).all()
+    assert (logits(open_native(joined, "w8af32")) == logits(open_native(apart, "w8af32"))).all()
+
+
 def test_corrections_may_be_a_row_or_a_vector(tmp_path: Path) -> None:
     """ERNIE's checkpoints have a row, and so have the converter's files, but not those that llama.cpp has quantised."""
     case = CASES["ernie4_5-moe"]

@@ -19,7 +19,15 @@ from outrider.workers.models.formats.gguf.blocks import BY_NAME, Kind
 from outrider.workers.models.formats.gguf.config import config_of
 from outrider.workers.models.formats.gguf.file import gguf_quantisation, read_gguf
 from outrider.workers.models.formats.gguf.metadata import Metadata
-from outrider.workers.models.formats.gguf.names import QKV, apart, block_of, module_of, part_of, seen_otherwise, stored_name
+from outrider.workers.models.formats.gguf.names import (
+    apart,
+    block_of,
+    holder,
+    module_of,
+    part_of,
+    seen_otherwise,
+    stored_name,
+)
 from outrider.workers.models.formats.raw import Array, RawTensors, to_float32
 from outrider.workers.models.headers import Entry, quoted
 
@@ -70,8 +78,8 @@ class GgufCheckpoint:
         self._config = config_of(self._file)
         metadata = Metadata(self._file)
         self._architecture = architecture_of(metadata)
-        self._apart = apart(self._architecture, self._config, self._file.tensors)
-        self._entries = self._apart | self._file.tensors | seen_otherwise(self._file.tensors)
+        together = apart(self._architecture, self._config, self._file.tensors)
+        self._entries = together | self._file.tensors | seen_otherwise(self._file.tensors)
         self._raw = RawTensors(self._entries)
         self._further = further_layers(metadata)
         self.quantisation: Quantisation | None = gguf_quantisation(self._file)
@@ -91,8 +99,7 @@ class GgufCheckpoint:
         raise ModelError(f"{quoted(name)} is not read from GGUF files")
 
     def parts(self, tensor: Tensor) -> Collection[str]:
-        name = self._find(tensor)[0].partition(" ")[0]
-        return [QKV.sub(r"attn_qkv\1", name) if name in self._apart else name]
+        return [holder(self._find(tensor)[0], self._file.tensors)]
 
     def file_of(self, tensor: Tensor) -> Path:
         return self._file.path

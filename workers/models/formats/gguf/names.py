@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -19,6 +19,9 @@ TOGETHER_QKV = re.compile(r"(blk\.\d+)\.attn_qkv\.(weight|bias)")
 QKV = re.compile(r"attn_[qkv](\.(?:weight|bias))")
 NORMS = re.compile(r"blk\.\d+\.attn_[qk]_norm\.weight")
 TOGETHER = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.(?:weight|bias)")
+# Of each expert gate before up, where the converter is asked to have it so.
+GATE_AND_UP = re.compile(r"(blk\.\d+\.ffn)_gate_up_exps\.weight")
+GATE_OR_UP = re.compile(r"ffn_(?:gate|up)_exps(?=\.weight)")
 # A vector here, and a matrix of one row to families; then the other way round; and taps that families have in three
 # dimensions.
 SHARED_GATE = "ffn_gate_inp_shexp.weight"
@@ -69,6 +72,8 @@ def seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
             size = prod(shape) // kind.values * kind.bytes
             for expert in range(entry.shape[0]):
                 found[_of_expert(name, expert)] = replace(entry, shape=shape, offset=entry.offset + expert * size)
+        if (both := GATE_AND_UP.fullmatch(name)) and len(entry.shape) == 3 and entry.shape[1] % 2 == 0:
+            found |= _gates_and_ups(both[1], entry)
         if NORMS.fullmatch(name) and len(entry.shape) == 2:
             kind = BY_NAME[entry.type]
             for head in range(entry.shape[0]):
@@ -78,6 +83,25 @@ def seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
         if shape != entry.shape:
             found[name] = replace(entry, shape=shape)
     return found
+
+
+def _gates_and_ups(before: str, entry: Entry) -> dict[str, Entry]:
+    kind, shape = BY_NAME[entry.type], (entry.shape[1] // 2, entry.shape[2])
+    size = prod(shape) // kind.values * kind.bytes
+    return {
+        _of_expert(f"{before}_{half}_exps.weight", expert): replace(
+            entry, shape=shape, offset=entry.offset + (2 * expert + place) * size
+        )
+        for expert in range(entry.shape[0])
+        for place, half in enumerate(("gate", "up"))
+    }
+
+
+def holder(name: str, tensors: Collection[str]) -> str:
+    """Of the file's tensors the one that holds what is seen by this name."""
+    name = name.partition(" ")[0]
+    joined = (QKV.sub(r"attn_qkv\1", name), GATE_OR_UP.sub("ffn_gate_up_exps", name))
+    return next((each for each in joined if name not in tensors and each in tensors), name)
 
 
 def _family_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
