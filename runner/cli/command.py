@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from outrider.runner.cli.ending import INTERRUPTED
-
 
 def main() -> None:
+    # Nothing is imported before: an interrupt may come as soon as there is anything to interrupt.
     try:
         from outrider.runner.cli.main import main as run
 
         run()
     except KeyboardInterrupt:
+        from outrider.runner.cli.ending import INTERRUPTED
+
         print("stopped", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -306,8 +306,6 @@ def _initialise(news: Connection) -> None:
 
 
 def _begin_to_serve(*hears: Connection) -> None:
-    # Ctrl-C reaches the whole group; the helper goes without the traceback that Python would print.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     # What ends it where a tokenizer takes too long, whoever may have had it ignored before.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     Thread(target=end_with_the_driver, args=hears, daemon=True).start()

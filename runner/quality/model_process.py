@@ -103,8 +103,6 @@ def placed_process(
 def _bind_and_watch(news: Connection, cores: tuple[int, ...]) -> None:
     global _news
     _news = news
-    # Ctrl-C reaches the whole group; this process goes without the traceback that Python would print.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Before torch counts them.
     os.sched_setaffinity(0, cores)
     Thread(target=end_with_the_driver, daemon=True).start()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import multiprocessing.synchronize
 import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,19 @@ def test_why_a_process_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch, num
     with pytest.raises(kind, match=SAID.format(os.strerror(number))) as caught:
         pool_of_one(print)
     assert type(caught.value) is kind
+
+
+def test_an_interrupt_waits_until_the_process_knows_what_to_do_about_it() -> None:
+    """Else one that comes while it imports what it needs is told with a traceback."""
+    with pool_of_one(print) as pool:
+        waiting = pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ())
+        [process] = pool._processes.values()
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        [blocked] = (line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:"))
+        assert int(blocked, 16) & 1 << signal.SIGINT - 1, "as it starts"
+        assert waiting.result() == set(), "once it works"
+        assert pool.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_DFL
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set(), "the caller is what it was"
 
 
 def test_both_helpers_are_such_pools(monkeypatch: pytest.MonkeyPatch) -> None:
