@@ -306,11 +306,18 @@ def test_a_head_without_a_weight_says_how_many_tokens_it_scores() -> None:
     assert vocabulary_of(model) == 7
 
 
-def test_a_library_that_is_not_there_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("method", "install"), [(None, "pcre"), ("torchao", "torchao"), ("gptq", "optimum gptqmodel")])
+def test_a_library_that_is_not_there_is_named_with_the_command(
+    method: str | None, install: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that a library asks for comes with that library: a package of its own name may be another."""
+
     def lacking(*_: object, **__: object) -> None:
-        raise ModuleNotFoundError("No module named 'torchao'", name="torchao")
+        raise ModuleNotFoundError("No module named 'pcre'", name="pcre")
 
     path = save_small(tmp_path)
+    set_config(path, quantization_config=method and {"quant_method": method})
+    monkeypatch.setattr(quantisation_libraries, "find_spec", lambda name: name)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lacking)
-    with pytest.raises(ModelError, match=r"cannot be loaded without torchao, which is not installed: pip install torchao$"):
+    with pytest.raises(ModelError, match=rf"cannot be loaded without pcre, which is not installed: pip install {install}$"):
         load_hf(ModelSpec(str(path), "hf", "bf16"))

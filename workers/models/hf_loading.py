@@ -27,7 +27,7 @@ from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
 from outrider.workers.models.library_weights import layer_that_mixes, parts_of
 from outrider.workers.models.model_info import ModelInfo, read_model_info, weight_files
 from outrider.workers.models.probe import find_way
-from outrider.workers.models.quantisation_libraries import check_library
+from outrider.workers.models.quantisation_libraries import check_library, installed_by
 from outrider.workers.models.way_cache import said_of, way_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -118,8 +118,9 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
             f"{model_info.name} holds more than weights in its .bin files; --allow-pickle runs what is in them"
         ) from error
     except ModuleNotFoundError as error:  # of a library of quantised weights that transformers has no sentence about
+        install = installed_by(read_config(Path(model_info.path)), str(error.name))
         raise ModelError(
-            f"{model_info.name} cannot be loaded without {error.name}, which is not installed: pip install {error.name}"
+            f"{model_info.name} cannot be loaded without {error.name}, which is not installed: pip install {install}"
         ) from error
     except Exception as error:  # whatever a checkpoint can be wrong with surfaces here, in many types
         raise ModelError(f"{model_info.name} cannot be loaded: {first_line(error)}") from error

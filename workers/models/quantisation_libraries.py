@@ -67,15 +67,12 @@ NEEDS: dict[str, Needs] = {
 
 def check_library(config: Mapping[str, Any], source: str, device: str | None) -> None:
     """Refuse a quantised checkpoint that transformers would fail to run here and now, on the device where one is named."""
-    text = config.get("text_config")
-    stated = config.get(KEY) or (text.get(KEY) if isinstance(text, dict) else None)
+    stated = _stated(config)
     if not stated:
         return
     if not isinstance(stated, dict):
         raise ModelError(f"{source}: {KEY} must be an object, got {quoted(stated)}")
-    method = stated.get("quant_method")
-    if method is None and (stated.get("load_in_8bit") or stated.get("load_in_4bit")):
-        method = "bitsandbytes"
+    method = _method(stated)
     if method is None:
         raise ModelError(f'{source}: {KEY} has no "quant_method", so that nothing says how its weights are stored')
     needs = NEEDS.get(method) if isinstance(method, str) else None
@@ -92,3 +89,21 @@ def check_library(config: Mapping[str, Any], source: str, device: str | None) ->
     if missing:
         are = "is" if len(missing) == 1 else "are"
         raise ModelError(f"{what} needs {' and '.join(missing)}, which {are} not installed: pip install {needs.install}")
+
+
+def installed_by(config: Mapping[str, Any], module: str) -> str:
+    """What pip installs where a module is missing: what the quantisation needs brings its own, else the module's name."""
+    stated = _stated(config)
+    method = _method(stated) if isinstance(stated, dict) else None
+    needs = NEEDS.get(method, Needs()) if isinstance(method, str) else Needs()
+    return needs.install or module
+
+
+def _stated(config: Mapping[str, Any]) -> Any:
+    text = config.get("text_config")
+    return config.get(KEY) or (text.get(KEY) if isinstance(text, dict) else None)
+
+
+def _method(stated: Mapping[str, Any]) -> Any:
+    in_bits = stated.get("load_in_8bit") or stated.get("load_in_4bit")
+    return stated.get("quant_method") or ("bitsandbytes" if in_bits else None)
