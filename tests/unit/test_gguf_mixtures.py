@@ -152,6 +152,8 @@ CASES = {
             "block_count": 5,
             "expert_count": 6,
             "expert_used_count": 3,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
             "vocab_size": 203,
             "rope.dimension_count": 24,
             "expert_shared_count": 2,
@@ -547,6 +549,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"attention.sliding_window_pattern": 2},
         "'afmoe.attention.sliding_window_pattern': 2, which",
     ),
+    "groups of Trinity's": ("afmoe", {"expert_group_count": 2}, "'afmoe.expert_group_count': 2, which"),
     "weights that do not add up": ("afmoe", {"expert_weights_norm": False}, '"route_norm": False'),
     "experts and what stands beside them of two widths": (
         "hunyuan-moe",
@@ -622,6 +625,7 @@ PIECES_OF: dict[str, list[str]] = {
     "hunyuan": ["It", "'s", " ", "1", "2", "3", " (", "ok", ")", " ก", "\u0e35"],
     "lfm2": ["It", "'s", " ", "123", " (", "ok", ")", " ก", "\u0e35"],
     "minimax-m2": ["It's", " ", "123", " (", "ok", ")", " ก\u0e35"],
+    "cohere2moe": ["It's", " ", "123", " (", "ok", ")", " ก\u0e35"],
 }
 
 
@@ -629,9 +633,16 @@ PIECES_OF: dict[str, list[str]] = {
 def test_a_text_is_cut_into_the_words_of_its_model(cut: str, tmp_path: Path) -> None:
     text, tokenizer = "It's 123 (ok) ก\u0e35", cutting(cut, tmp_path / "t.gguf")
     assert [text[start:stop] for _, (start, stop) in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == PIECES_OF[cut]
-    # Qwen's and Hunyuan's own tokenizers write a letter and its mark as one where there is one.
+    # Qwen's, Hunyuan's and Cohere's own tokenizers write a letter and its mark as one where there is one.
     composed = tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("e\u0301") == "\u00e9"
-    assert composed == (cut in ("qwen35", "hunyuan"))
+    assert composed == (cut in ("qwen35", "hunyuan", "cohere2moe"))
+
+
+def test_command_as_digits_are_cut_in_threes_from_the_last(tmp_path: Path) -> None:
+    text, tokenizer = "1234567 12 1234x", cutting("tiny_aya", tmp_path / "t.gguf")
+    found = [text[start:stop] for _, (start, stop) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    # Before a letter no word ends, and three at a time are taken from the first.
+    assert found == ["1", "234", "567", " ", "12", " ", "123", "4", "x"]
 
 
 def test_qwen35s_cut_is_that_of_transformers() -> None:

@@ -54,6 +54,7 @@ ALIKE = {
     "stablelm2": "qwen2",
     "hunyuan": "qwen2",
     "lfm2": "llama-bpe",
+    "cohere2moe": "tiny_aya",
     "gpt2": "gpt-2",
     "phi-2": "gpt-2",
     "exaone4": "gpt-2",
@@ -70,10 +71,12 @@ IN_TURN = {
         r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
+    # Digits in threes from the last.
+    "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT_4O),
 }
 FALCON = "falcon"
 # Text that may be written in several ways is brought into one of them first.
-NORMALISED = ("qwen2", "qwen35", "mpt")
+NORMALISED = ("qwen2", "qwen35", "mpt", "tiny_aya")
 WHOLE_WORDS_FIRST = ("llama-bpe", "smaug-bpe", "glm4", "tekken", "gpt-4o")
 # Where the file does not say, texts of these begin with the first token (bos), as in llama.cpp.
 WITH_A_FIRST = ("llama-bpe", "tekken")

@@ -102,6 +102,8 @@ def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
 def _afmoe(metadata: Metadata) -> dict[str, Any]:
     count, used = experts(metadata)
     check_scores(metadata, SIGMOID)
+    if groups(metadata)["n_group"] > 1:
+        metadata.refuse_value("expert_group_count")
     return llama_style(metadata) | {
         "model_type": "afmoe",
         "num_experts": count,
@@ -152,7 +154,7 @@ ARCHITECTURES = {
         parts=PARTS,
     ),
     "minimax-m2": Architecture(_minimax_m2, KNOWN_OF_EXPERTS | {"expert_gating_func"}, parts=MINIMAX_PARTS),
-    "afmoe": Architecture(_afmoe, KNOWN_OF_CORRECTED | WEIGHTS | {WINDOW}, parts=AFMOE_PARTS),
+    "afmoe": Architecture(_afmoe, KNOWN_OF_CORRECTED | WEIGHTS | GROUPS | {WINDOW}, parts=AFMOE_PARTS),
     "ernie4_5-moe": Architecture(
         _ernie4_5_moe,
         KNOWN_OF_CORRECTED | {"interleave_moe_layer_step", SHARED_WIDTH},
