@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +226,18 @@ def test_kernels_that_a_configuration_names_are_not_looked_for(named: object, tm
         engine, _, _ = load_hf(ModelSpec(str(folder), "hf", "fp32"))
         assert isinstance(engine, HfEngine)
         assert (engine.own_attention, engine.model.config._experts_implementation) == ("sdpa", "eager"), key
+
+
+@pytest.mark.parametrize(("set_to", "expected"), [(None, "NO"), ("YES", "YES")])
+def test_kernels_are_not_fetched_from_the_model_hub_unless_somebody_asks_for_it(set_to: str | None, expected: str) -> None:
+    asked = {} if set_to is None else {"USE_HUB_KERNELS": set_to}
+    environment = {name: value for name, value in os.environ.items() if name != "USE_HUB_KERNELS"} | asked
+    program = (
+        "import outrider.workers.models.opening, sys; early = 'transformers' in sys.modules; "
+        "import os; print(early, os.environ['USE_HUB_KERNELS'])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", expected]
 
 
 def test_weights_whose_sum_is_too_large_for_fp16_are_sound_and_those_that_are_too_large_are_told(tmp_path: Path) -> None:
