@@ -556,27 +556,38 @@ def _check_columns(columns: int, parts: Sequence[Tensor]) -> None:
             raise ValueError(f"{part.name} has shape {part.shape}, its input has {columns} columns")
 
 
-# What needs all of a batch's tokens: positions' own inputs, the attention, which keeps their keys and values, and states.
-_EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.ROPE, Kind.ATTENTION, *RECURRENT)
+# What needs all of a batch's tokens beside the attention that fills a cache: positions' own inputs, states, and what is
+# handed out.
+_EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.HAND_OUT, *RECURRENT)
 
 
 def _select(ops: Sequence[Op], widths: Sequence[int]) -> tuple[list[Op], list[int]]:
-    """Behind the last attention only the positions go on whose choice or logits are asked for.
+    """Behind the last attention that fills a cache only the positions go on whose choice or logits are asked for.
 
-    Of a prompt that is the last one, so most of its last layer is spared.
+    Of a prompt that is the last one, so most of its last layer is spared, and all layers that read an earlier one's cache.
     """
-    border = 1 + max(index for index, op in enumerate(ops) if op.kind in _EVERY_TOKEN)
+    filling = {op.integer: index for index, op in reversed(list(enumerate(ops))) if op.kind is Kind.ATTENTION}
+    border = 1 + max([*filling.values(), *(index for index, op in enumerate(ops) if op.kind in _EVERY_TOKEN)])
     before, after = list(ops[:border]), ops[border:]
     made = {op.output.buffer for op in before}
     selected = {}
     longer = list(widths)
-    for buffer in sorted({read.buffer for op in after for read in op.reads} & made):
+    for buffer in sorted({read.buffer for op in after for read in _of_selected(op)} & made):
         selected[buffer] = len(longer)
         longer.append(widths[buffer])
         whole = Slice(buffer, 0, widths[buffer])
         before.append(Op(Kind.SELECT, whole, output=replace(whole, buffer=selected[buffer])))
     kept = {buffer: selected.get(buffer, buffer) for buffer in range(len(longer))}
-    return before + [_rename(op, kept) for op in after], longer
+    # What is in a cache already stands beside it for all positions.
+    renamed = [_rename(op, kept) for op in after]
+    return before + [
+        replace(new, key=op.key, value=op.value) if op.kind is Kind.ATTENTION else new
+        for op, new in zip(after, renamed, strict=True)
+    ], longer
+
+
+def _of_selected(op: Op) -> tuple[Slice, ...]:
+    return (op.input,) if op.kind is Kind.ATTENTION else op.reads
 
 
 def _share_buffers(ops: Sequence[Op], widths: Sequence[int]) -> tuple[tuple[Op, ...], tuple[int, ...]]:

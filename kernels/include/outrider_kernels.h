@@ -84,7 +84,7 @@ enum outrider_operation {
                                  weight = inverse frequencies */
   OUTRIDER_ATTENTION = 5, /* stores key and value in the cache of layer `integer`, out = attention of in over the cache */
   OUTRIDER_SELECT = 6,    /* out = the rows of in whose choice or logits are asked for; selects stand side by side, and what
-                                 follows them has these rows only */
+                                 follows them has these rows only: of attention, whose cache is filled then, the queries */
   OUTRIDER_CHOOSE = 7,    /* in = logits; ends the program */
   OUTRIDER_ROUTE = 8,     /* in = scores of experts; out = the kv_heads best ones' numbers, then their weights */
   OUTRIDER_EXPERTS = 9,   /* out = for each expert of a token the product with that expert's matrix, as LINEAR has it */

@@ -87,6 +87,7 @@ struct Engine {
   HalvesChoice halves;
   std::vector<int32_t> next_linear;  // [ops] the matrix product after each operation, -1 behind the last
   int32_t vocabulary = 0, context = 0;
+  int64_t first_select = 0;              // the first operation that is a SELECT
   int32_t handed_out = 0, taken_in = 0;  // columns of states
   int32_t longest = 0;                   // the longest row that the usual frequencies hold for, 0: all
   int32_t cache_format = OUTRIDER_CACHE_BF16;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "message.h"
 #include "pack.h"
@@ -121,10 +122,18 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
     return slice.buffer >= 0 && slice.buffer < static_cast<int>(selected->size()) &&
            (*selected)[static_cast<size_t>(slice.buffer)];
   };
-  const bool every_token = op.kind == OUTRIDER_EMBED || op.kind == OUTRIDER_POSITION || op.kind == OUTRIDER_ROPE ||
-                           op.kind == OUTRIDER_ATTENTION || op.kind == OUTRIDER_CONVOLVE || op.kind == OUTRIDER_DELTA;
+  // Attention over a cache that an operation before it has filled already.
+  const auto reads_only = [&] {
+    return std::any_of(std::as_const(ops).data(), &op, [&](const outrider_op &other) {
+      return other.kind == OUTRIDER_ATTENTION && other.integer == op.integer;
+    });
+  };
+  const bool every_token = op.kind == OUTRIDER_EMBED || op.kind == OUTRIDER_POSITION || op.kind == OUTRIDER_CONVOLVE ||
+                           op.kind == OUTRIDER_DELTA || (op.kind == OUTRIDER_ATTENTION && !reads_only());
   refuse(behind && every_token,
-         "embeddings, rope, attention and recurrent states work on all positions, and come before select");
+         "embeddings, attention that fills a cache and recurrent states work on all positions, and come before select");
+  refuse(behind && op.kind == OUTRIDER_ATTENTION && (holds_selected(op.key) || holds_selected(op.value)),
+         "behind select attention has the keys and values of all positions");
   refuse(behind && op.kind != OUTRIDER_SELECT &&
              (!holds_selected(op.in) || (op.residual.buffer >= 0 && !holds_selected(op.residual))),
          "behind select an operation reads positions that were not selected");
@@ -312,6 +321,7 @@ int32_t Engine::check(const outrider_program &program) {
     const int32_t status = check_op(op, selecting, &selected);
     if (status != OUTRIDER_OK) return status;
     selecting = op.kind == OUTRIDER_SELECT;
+    if (!selecting && std::find(selected.begin(), selected.end(), true) == selected.end()) ++first_select;
   }
   if (ops.back().kind != OUTRIDER_CHOOSE) return fail(OUTRIDER_INVALID, "a program ends with choose");
   return check_states_of_program();

@@ -30,6 +30,7 @@ void Pass::plan() {
     feed.first_token = tokens;
     feed.count = batch.counts[i];
     feed.position = static_cast<int32_t>(row.history.size());
+    feed.first_selected = static_cast<int32_t>(selected.size());
     for (const int block : row.blocks) feed.blocks.push_back(engine.cache->data(block));
     const int wanted_choices = batch.choose[i], wanted_logits = batch.logits ? batch.logits[i] : 0;
     const int explained = batch.logprobs ? batch.logprobs[i] : -1;
@@ -49,6 +50,7 @@ void Pass::plan() {
       logits_at.push_back(left <= wanted_logits ? logits++ : -1);
       logprobs_at.push_back(explain(left <= wanted_choices));
     }
+    feed.selected = static_cast<int32_t>(selected.size()) - feed.first_selected;
     feed.state_out = batch.states && batch.states[i] ? states_out : -1;
     feed.state_in = batch.given && batch.given[i] ? states_in : -1;
     if (feed.state_out >= 0) states_out += feed.count;
@@ -57,7 +59,7 @@ void Pass::plan() {
     feed.first_branch = branch;
     feed.end_branch = branch + (batch.branches ? batch.branches[i] : 0);
     for (; branch < feed.end_branch; ++branch) {
-      branches.push_back({-1, feed.first_token + batch.branch_after[branch]});
+      branches.push_back({-1, feed.first_token + batch.branch_after[branch], -1});
       branch_feeds.push_back(i);
       branch_choices.push_back(choices++);
       branch_logprobs.push_back(explain(true));
@@ -66,6 +68,7 @@ void Pass::plan() {
   }
   for (size_t b = 0; b < branches.size(); ++b, ++tokens) {
     branches[b].token = tokens;
+    branches[b].selected = static_cast<int32_t>(selected.size());
     token.push_back(batch.branch_tokens[b]);
     position.push_back(position[static_cast<size_t>(branches[b].instead)]);
     feed_of.push_back(branch_feeds[b]);
@@ -190,10 +193,12 @@ void Pass::rotate(const outrider_op &op, Rows rows, int thread) {
   const float *tables = rotation.tables.as<float>();
   float *x = engine.buffer(op.in);
   const int64_t stride = engine.stride(op.in);
+  const bool behind = is_behind_select(op);
   share(static_cast<int64_t>(rows.count) * op.heads, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
-      const int64_t t = rows.first + item / op.heads, head = item % op.heads;
-      engine.kernels->rope(x + t * stride + head * op.head_size, tables + 2 * t * half, tables + (2 * t + 1) * half,
+      const int64_t row = rows.first + item / op.heads, head = item % op.heads;
+      const int64_t t = behind ? selected[static_cast<size_t>(row)] : row;
+      engine.kernels->rope(x + row * stride + head * op.head_size, tables + 2 * t * half, tables + (2 * t + 1) * half,
                            op.rotated);
     }
   });

@@ -12,6 +12,7 @@ namespace outrider {
 // One feed of the batch being run.
 struct FeedState {
   int32_t row, first_token, count, position;
+  int32_t first_selected, selected;  // of the selected rows: its last tokens
   int32_t first_branch, end_branch;  // of the pass's branches
   int64_t state_out, state_in;       // where the states of its tokens lie in the batch's, or -1
   std::vector<char *> blocks;
@@ -20,6 +21,7 @@ struct FeedState {
 // A token that is tried in place of one that is fed, which stands at `instead`.
 struct Branch {
   int32_t token, instead;  // indices into the pass's tokens
+  int32_t selected;        // its index among the selected rows
 };
 
 // An expert with rows of this pass: its number, the first of the pairs that are its own, and their part of the converted input.
@@ -37,6 +39,12 @@ struct Pieces {
 // Rows of buffers: of tokens, behind SELECT of selected ones.
 struct Rows {
   int first, count;
+};
+
+// Queries of a feed: where the first lies in the buffers, which of the pass's tokens it is, and of how many tokens they are.
+struct QueryRows {
+  int64_t row, token;
+  int32_t count;
 };
 
 // Feeds of a pass that go through the program together: all of them, or one half (pass_halves.cpp).
@@ -110,6 +118,12 @@ struct Pass {
   void go_on(const outrider_op &op, int thread) const;
   void leave(const outrider_op &op, int thread) const;
   void spread(const outrider_op &op, int thread) const;
+  // Whether an operation works on selected rows alone.
+  bool is_behind_select(const outrider_op &op) const { return &op - engine.ops.data() >= engine.first_select; }
+  QueryRows queries_of(const outrider_op &op, const FeedState &feed) const {
+    if (!is_behind_select(op)) return {feed.first_token, feed.first_token, feed.count};
+    return {feed.first_selected, feed.first_token + feed.count - feed.selected, feed.selected};
+  }
   // Whether the pass has nothing for an operation: on states, or factors that are 1 up to its last position.
   bool is_left_out(const outrider_op &op) const;
   Pieces pieces_of(const outrider_weight &weight) const;
@@ -121,7 +135,7 @@ struct Pass {
   void attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread);
   CacheView view(const outrider_op &op, int64_t token, int64_t head) const;
   void store(const outrider_op &op, int64_t token, int64_t head) const;
-  Attend queries_from(const outrider_op &op, int64_t token, int64_t head, int thread) const;
+  Attend queries_from(const outrider_op &op, int64_t row, int64_t token, int64_t head, int thread) const;
   void rotate(const outrider_op &op, Rows rows, int thread);
   void rotation_tables(int thread);
   // Whether a token's row takes the frequencies of long rows.

@@ -34,19 +34,21 @@ template <typename Wanted> void Pass::store_granules(const outrider_op &op, Want
 }
 
 void Pass::attention(const outrider_op &op, size_t index, int thread) {
-  const int64_t kept = tokens - static_cast<int64_t>(branches.size());
+  const bool stores = !is_behind_select(op);
+  const size_t rows = stores ? static_cast<size_t>(tokens) : selected.size();
+  const int64_t kept = static_cast<int64_t>(rows - branches.size());
   const int group = op.heads / op.kv_heads;
   // Queries of a head that one thread takes at once share what the first of them brings into its cache.
   const int64_t all_queries = kept * op.heads, even = kPiecesAThread * engine.pool->threads();
   const int64_t piece = kQueryBlock * std::clamp<int64_t>(all_queries / kQueryBlock / even, 1, kMostQueryBlocks);
   const auto pieces_of_head = [&](const FeedState &feed) {
-    return (static_cast<int64_t>(feed.count) * group + piece - 1) / piece;
+    return (static_cast<int64_t>(queries_of(op, feed).count) * group + piece - 1) / piece;
   };
   const auto divided = [&](const FeedState &feed) { return pieces_of_head(feed) > 1; };
   // Heads with few queries are taken some at a time, since their keys follow each other, as do their values.
   const int64_t even_heads = static_cast<int64_t>(feeds.size()) * op.kv_heads / even;
   const auto heads_of_piece = [&](const FeedState &feed) {
-    const int64_t queries = feed.count * int64_t{group};
+    const int64_t queries = std::max<int64_t>(queries_of(op, feed).count * int64_t{group}, 1);
     return queries > kQueryBlock ? 1 : std::clamp<int64_t>(even_heads, 1, kMostQueries / queries);
   };
   const auto pieces_of = [&](const FeedState &feed) {
@@ -57,7 +59,7 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     for (int b = feed.first_branch; b < feed.end_branch; ++b)
       attend_branch(op, branches[static_cast<size_t>(b)], head, thread);
   };
-  if (std::any_of(feeds.begin(), feeds.end(), divided)) {
+  if (stores && std::any_of(feeds.begin(), feeds.end(), divided)) {
     store_granules(op, divided, thread);
     engine.pool->barrier();
   }
@@ -70,14 +72,18 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     const int64_t heads = heads_of_piece(feed), head = item / pieces_of_head(feed) * heads;
     const int64_t end_head = std::min<int64_t>(head + heads, op.kv_heads);
     const int64_t first_query = item % pieces_of_head(feed) * piece;
-    attend_heads(op, feed, head, end_head, first_query, std::min<int64_t>(first_query + piece, feed.count * group),
-                 !divided(feed), thread);
+    attend_heads(op, feed, head, end_head, first_query,
+                 std::min<int64_t>(first_query + piece, queries_of(op, feed).count * group), stores && !divided(feed),
+                 thread);
     // Keys and values of these heads are in this processor's caches now, and nobody else reads them.
     if (!divided(feed))
       for (int64_t each = head; each < end_head; ++each) attend_branches(feed, each);
   });
-  // A branch changes the cache for a moment: where several threads read a head, it waits for all of them.
-  const auto waits = [&](const FeedState &feed) { return feed.first_branch < feed.end_branch && divided(feed); };
+  // A branch changes the cache for a moment: where several threads read a head, it waits for all of them. Where no token of its feed
+  // is selected, nobody has come to it.
+  const auto waits = [&](const FeedState &feed) {
+    return feed.first_branch < feed.end_branch && (divided(feed) || pieces_of_head(feed) == 0);
+  };
   if (std::none_of(feeds.begin(), feeds.end(), waits)) return;
   engine.pool->barrier();
   for (const FeedState &feed : feeds)
@@ -89,7 +95,8 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
 
 void Pass::attend_heads(const outrider_op &op, const FeedState &feed, int64_t head, int64_t end_head, int64_t first_query,
                         int64_t end_query, bool stores, int thread, AskedBeside *beside) const {
-  Attend task = queries_from(op, feed.first_token, head, thread);
+  const QueryRows queries = queries_of(op, feed);
+  Attend task = queries_from(op, queries.row, queries.token, head, thread);
   task.heads = static_cast<int32_t>(end_head - head);
   task.first_query = static_cast<int32_t>(first_query);
   task.query_count = static_cast<int32_t>(end_query - first_query);
@@ -103,7 +110,7 @@ void Pass::attend_heads(const outrider_op &op, const FeedState &feed, int64_t he
 // While a branch's queries are answered its key and value lie where those of the token lie whose place it takes.
 void Pass::attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread) {
   store(op, branch.token, head);
-  Attend task = queries_from(op, branch.token, head, thread);
+  Attend task = queries_from(op, is_behind_select(op) ? branch.selected : branch.token, branch.token, head, thread);
   task.query_count = task.group;
   engine.kernels->attend(task);
   store(op, branch.instead, head);
@@ -128,15 +135,15 @@ void Pass::store(const outrider_op &op, int64_t token, int64_t head) const {
                               engine.buffer(op.value) + token * engine.stride(op.value) + at, op.head_size);
 }
 
-// The queries of one kv head from this token on, none of them yet.
-Attend Pass::queries_from(const outrider_op &op, int64_t token, int64_t head, int thread) const {
+// The queries of one kv head from this token on, which lie in this row of the buffers; none of them yet.
+Attend Pass::queries_from(const outrider_op &op, int64_t row, int64_t token, int64_t head, int thread) const {
   const int group = op.heads / op.kv_heads;
   Attend task{};
   task.cache = view(op, token, head);
   task.query_stride = engine.stride(op.in);
   task.out_stride = engine.stride(op.out);
-  task.query = engine.buffer(op.in) + token * task.query_stride + head * group * op.head_size;
-  task.out = engine.buffer(op.out) + token * task.out_stride + head * group * op.head_size;
+  task.query = engine.buffer(op.in) + row * task.query_stride + head * group * op.head_size;
+  task.out = engine.buffer(op.out) + row * task.out_stride + head * group * op.head_size;
   task.position = position[static_cast<size_t>(token)];
   task.heads = 1;
   task.group = group;

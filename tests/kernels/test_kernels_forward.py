@@ -261,7 +261,8 @@ def test_programs_that_would_miss_positions_are_refused():
     every_position = "work on all positions, and come before select"
     for at, changed, sentence in [
         (last, (first, ops[last]), every_position),
-        *((behind, (extra, output), every_position) for extra in (rope, ops[0], position)),
+        *((behind, (extra, output), every_position) for extra in (ops[0], position)),
+        (behind, (rope, output), "reads positions that were not selected"),
         (behind, (replace(second, input=second.output, output=second.input), output), "what is selected already"),
         (behind, (second, output), "what is selected already"),
         (behind + 1, (first, ops[behind + 1]), "selects stand side by side"),
@@ -278,13 +279,17 @@ def test_operations_that_share_a_cache_bring_the_same_keys_and_values():
     model = packed(SHARED, Format.W4A8)
     assert (model.program.layers, len(model.program.caches)) == (2, 2)
     ops = model.program.ops
+    assert max(index for index, op in enumerate(ops) if op.kind is Kind.SELECT) < max(
+        index for index, op in enumerate(ops) if op.kind is Kind.ROPE
+    ), "the layers that read another's cache are spared where nothing is asked for"
     places = [index for index, op in enumerate(ops) if op.kind is Kind.ATTENTION]
     reader, scale = ops[places[2]], next(index for index, op in enumerate(ops) if op.kind is Kind.SCALE)
     for at, changed, sentence in [
         (places[2], replace(reader, key=reader.value, value=reader.key), "layer 0 is shared by operations of other keys"),
         (places[2], replace(reader, integer=1), "layer 1 is shared by operations of other keys"),
-        (places[2], replace(reader, integer=2), "attention layer 2 of 2"),
-        (scale, replace(ops[scale], weight=-1), "scale needs a vector with its factor"),
+        (places[2], replace(reader, integer=2), "attention that fills a cache"),
+        (places[1], replace(ops[places[1]], integer=-1), "attention that fills a cache"),
+        (scale, replace(ops[scale], weight=-1), "scale needs a vector of factors"),
     ]:
         with pytest.raises(KernelError, match=sentence):
             Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
@@ -413,9 +418,13 @@ def test_a_branch_is_as_if_its_token_had_been_fed(models, name, format, threads)
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("name", ["grouped", "qwen", "bigcode"])
-def test_branches_behind_long_rows_that_share_their_beginning(models, name, isa, monkeypatch):
-    """Across the chunks that attention works on, of rows that part in the middle of a block, on every instruction set."""
+@pytest.mark.parametrize("wanted", [1, 0])
+@pytest.mark.parametrize("name", ["grouped", "qwen", "bigcode", "shared"])
+def test_branches_behind_long_rows_that_share_their_beginning(models, name, wanted, isa, monkeypatch):
+    """Across the chunks that attention works on, of rows that part in the middle of a block, on every instruction set.
+
+    With a choice behind what is fed, and without.
+    """
     monkeypatch.setenv("OUTRIDER_ISA", isa)
     shape, model = SHAPES[name], models[name, Format.W4A8]
     text = tokens(shape, 270)
@@ -425,10 +434,10 @@ def test_branches_behind_long_rows_that_share_their_beginning(models, name, isa,
         ends = [[9, 8, 7, 6, 5, 4, 3, 2], [4] * 20, [7, 3]]
         rows = [engine.fork(source, 250) for _ in ends]
         branches = [[(5, 11), (6, 12), (7, 13)], [(1, 5), (19, 6)], [(1, 2)]]
-        feeds = [NativeFeed(*each[:2], 1, branches=each[2]) for each in zip(rows, ends, branches, strict=True)]
+        feeds = [NativeFeed(*each[:2], wanted, branches=each[2]) for each in zip(rows, ends, branches, strict=True)]
         for feed, answer in zip(feeds, engine.forward(feeds), strict=True):
-            assert len(answer.tokens) == 1 + len(feed.branches)
-            fed = [feed.tokens, *([*feed.tokens[:after], token] for after, token in feed.branches)]
+            assert len(answer.tokens) == wanted + len(feed.branches)
+            fed = [*[feed.tokens] * wanted, *([*feed.tokens[:after], token] for after, token in feed.branches)]
             alone = [engine.forward([NativeFeed(engine.fork(source, 250), each)])[0] for each in fed]
             assert answer.tokens == [each.tokens[0] for each in alone]
             assert answer.margins == [each.margins[0] for each in alone]

@@ -145,8 +145,9 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         return common | sizes | dict(num_key_value_heads=kv_heads)
     if kind.startswith("gemma4"):
         common |= {"global_head_dim": int(random.choice([8, 40, 64])), "num_global_key_value_heads": kv_heads}
-    # Helium's heads share out the width.
-    hidden = heads * (head_size if kind == "helium" else int(random.integers(5, 40)))
+    # Helium's heads share out the width. Gemma 4 rounds more often in a layer, which narrow ones do not average out.
+    least = 12 if kind.startswith("gemma4") else 5
+    hidden = heads * (head_size if kind == "helium" else int(random.integers(least, 40)))
     changes = common | dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads)
     return changes | dict(num_key_value_heads=kv_heads, head_dim=head_size)
 
