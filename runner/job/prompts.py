@@ -162,20 +162,30 @@ def load_object(raw: bytes) -> dict[str, Any]:
         hint = "; let lines end with a line feed (\\n)" if "\r" in text else ""
         hint = "; the line holds a NUL: convert the file to UTF-8" if "\0" in text else hint
         hint = f"; {ONE_A_LINE}" if text.strip() == "[" else hint
-        # Some of Python's sentences go on with the place.
-        said = error.msg.rstrip(": ").removesuffix(" at")
-        raise RowError(f"not valid JSON: {said} at column {error.colno}{hint}") from None
-    except RecursionError:
-        raise RowError("not valid JSON: lists and objects are nested too deeply") from None
+        raise RowError(f"not valid JSON: {json_problem(error)}{hint}") from None
     except RowError:
         raise
-    except ValueError as error:  # Python reads no numbers of more than 4,300 digits
-        said = "a number has too many digits" if "digits" in str(error) else str(error)
-        raise RowError(f"not valid JSON: {said}") from None
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"not valid JSON: {json_problem(error)}") from None
     if not isinstance(entry, dict):
         hint = f"; {ONE_A_LINE}" if isinstance(entry, list) and any(isinstance(each, dict) for each in entry) else ""
         raise RowError(f"a line must be a JSON object, got {text[:40]!r}{hint}")
     return entry
+
+
+def json_problem(error: ValueError | RecursionError) -> str:
+    """Why ``strictly_parsed`` could not read a text, or why its bytes are none."""
+    match error:
+        case json.JSONDecodeError():
+            # Some of Python's sentences go on with the place.
+            said = error.msg.rstrip(": ").removesuffix(" at")
+            return f"{said} at {f'line {error.lineno}, ' if error.lineno > 1 else ''}column {error.colno}"
+        case UnicodeDecodeError():
+            return f"byte {error.start + 1} is not UTF-8"
+        case RecursionError():
+            return "lists and objects are nested too deeply"
+    # Python reads no numbers of more than 4,300 digits.
+    return "a number has too many digits" if "digits" in str(error) else str(error)
 
 
 def strictly_parsed(text: str) -> Any:
@@ -203,8 +213,6 @@ def _refuse_halves(entry: Any) -> None:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise RowError(f"half of a surrogate pair ({half}) is not a character") from None
-    except RecursionError:
-        raise RowError("not valid JSON: lists and objects are nested too deeply") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Match, Route
 
-from outrider.runner.job.prompts import strictly_parsed
+from outrider.runner.job.prompts import json_problem, strictly_parsed
 from outrider.runner.job.requests import RowError
 from outrider.runner.serve import page, single, uploads
 from outrider.runner.serve.api_errors import SERVER, ApiError, no_such
@@ -186,10 +186,9 @@ async def _json(request: Request, most: int, stopping: Event) -> Any:
             around = [around]
         json.dumps(around)
         return body
-    except RowError as error:
-        raise ApiError(400, f"the request is not valid JSON: {error}", code="invalid_json") from None
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the request is not valid JSON", code="invalid_json") from None
+    except (RowError, ValueError, RecursionError) as error:
+        said = str(error) if isinstance(error, RowError) else json_problem(error)
+        raise ApiError(400, f"the request is not valid JSON: {said}", code="invalid_json") from None
 
 
 def _uncompressed(request: Request) -> None:

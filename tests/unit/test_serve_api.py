@@ -526,11 +526,25 @@ def test_nothing_of_a_data_directory_is_for_others(world: World, client: TestCli
     assert world.folders.files.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("body", ['{"a": "\\ud800"}', "[" * 100_000, '{"a": NaN}', "{", b"\xff"])
-def test_what_is_no_text_is_no_request(client: TestClient, body: str | bytes) -> None:
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ('{"a": "\\ud800"}', r"half of a surrogate pair (\ud800) is not a character"),
+        ("[" * 100_000, "lists and objects are nested too deeply"),
+        ('{"a": NaN}', "NaN is not a JSON value"),
+        ('{"digits": 1' + "0" * 5000 + "}", "a number has too many digits"),
+        ("{", "Expecting property name enclosed in double quotes at column 2"),
+        ('{"a": 1,\n "b": "c', "Unterminated string starting at line 2, column 7"),
+        (b"\xff", "byte 1 is not UTF-8"),
+        ("", "Expecting value at column 1"),
+    ],
+)
+def test_what_is_no_text_is_no_request(client: TestClient, body: str | bytes, why: str) -> None:
     for place in ("/v1/batches", "/v1/completions"):
         answer = client.post(place, content=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "invalid_json")
+        assert error["message"] == f"the request is not valid JSON: {why}"
 
 
 def test_what_is_nested_so_deeply_that_it_can_just_be_read_can_be_handed_on(world: World, client: TestClient) -> None:
