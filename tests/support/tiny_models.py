@@ -315,6 +315,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", LLAMA | {"mlp_bias": True, "attention_bias": True}),
     "jais2": ("jais2", LLAMA),
     "jais2-plain": ("jais2", LLAMA | {"attention_bias": False, "mlp_bias": False, "head_dim": 24, "hidden_act": "gelu"}),
+    "nanochat": ("nanochat", LLAMA | {"head_dim": 24, "attention_bias": True, "final_logit_softcapping": 2.0}),
+    "nanochat-uncapped": ("nanochat", LLAMA | {"final_logit_softcapping": None, "tie_word_embeddings": True}),
     "nemotron-plain": ("nemotron", LLAMA | {"head_dim": 24, "tie_word_embeddings": True}),
 }
 
@@ -443,6 +445,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "ernie4_5_moe",
         MIXTURE
         | {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 32, "use_bias": True, "tie_word_embeddings": False},
+    ),
+    "hy3": (
+        "hy_v3",
+        MIXTURE
+        | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "num_shared_experts": 2}
+        | {"head_dim": 24, "attention_bias": True, "num_hidden_layers": 3},
     ),
     "solar-open": (
         "solar_open",

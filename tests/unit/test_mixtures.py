@@ -90,6 +90,7 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
         ),
         ("exaone-moe", {"mlp_layer_types": ["dense"]}, r'cannot follow "mlp_layer_types"'),
         ("exaone-moe", {"layer_types": None, "sliding_window_pattern": "LG"}, r'"sliding_window_pattern": .LG. without'),
+        ("hy3", {"mlp_bias": True}, r'"mlp_bias": True'),
         ("solar-open", {"use_qk_norm": True}, r'"use_qk_norm": True'),
         ("mellum", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, r'"rope_scaling"'),
         ("minimax-m2", {"scoring_func": "softmax"}, r'"scoring_func": .softmax.'),

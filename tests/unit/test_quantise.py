@@ -98,6 +98,7 @@ FEEDERS = {
     "olmo3": 2,
     "apertus": 3,
     "arcee": 3,
+    "nanochat": 1,
     "nemotron": 1,
     "jais2": 3,
     "jais2-plain": 2,

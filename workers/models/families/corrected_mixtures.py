@@ -1,6 +1,6 @@
 """Mixtures whose experts are chosen by more than their scores: by sigmoids, corrections, groups.
 
-GLM-4.5 (glm4_moe), Solar Open, dots.llm1, K-EXAONE, MiniMax-M2, Trinity (afmoe) and ERNIE 4.5.
+GLM-4.5 (glm4_moe), Solar Open, dots.llm1, K-EXAONE, Hy3, MiniMax-M2, Trinity (afmoe) and ERNIE 4.5.
 """
 
 from __future__ import annotations
@@ -91,6 +91,29 @@ def exaone_moe(config: Config, begin: Begin) -> Program:
         windows=windows(config, types, window),
         ropes=[rope if kind == SLIDING or not window else None for kind in types],
         mixer=mixture(sizes, _experts(config, count, 8, 1024, shared, router, sparse.__getitem__)),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def hy_v3(config: Config, begin: Begin) -> Program:
+    sizes = read_sizes(config, kv_heads=8, head_size=128, epsilon=1e-5, layers=80, heads=64)
+    config.only("mlp_bias", False)
+    config.get("enable_moe_fp32_combine")  # of types below fp32
+    config.get("num_nextn_predict_layers")  # these guess further tokens
+    sparse, bias = sparse_layers(config, sizes.layers, 1), config.flag("attention_bias", False)
+    count, shared = config.size("num_experts", config.get("num_local_experts", 192)), config.size("num_shared_experts", 1)
+
+    def router(count: int, chosen: int) -> Router:
+        scale = config.number("router_scaling_factor", 2.826)
+        corrections = "e_score_correction_bias"
+        return Router(Routing.SIGMOID_SHARE, corrections=corrections, epsilon=SMALLEST_SUM, scale=scale)
+
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=HeadNorms.EACH,
+        ropes=[read_rope(config, sizes.head_size, sizes.context, theta=11158840.0)] * sizes.layers,
+        mixer=mixture(sizes, _experts(config, count, 8, 1536, shared, router, sparse.__getitem__)),
     )
     return decoder(config, begin, sizes, style)
 

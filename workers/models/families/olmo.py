@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.kernels.program import Program
+from outrider.kernels.program import Norm, Program
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, layer_types, windows
 from outrider.workers.models.families.skeleton import HeadNorms, Norms, Style, decoder, read_sizes
@@ -21,7 +21,7 @@ def olmo(config: Config, begin: Begin) -> Program:
     # Whatever is said of another kind of norm.
     sizes = replace(read_sizes(config), epsilon=1e-5)
     bias = config.flag("attention_bias", False)
-    return decoder(config, begin, sizes, Style(qkv_bias=bias, output_bias=bias, weightless=True, clip=clip))
+    return decoder(config, begin, sizes, Style(qkv_bias=bias, output_bias=bias, weightless=Norm.LAYER, clip=clip))
 
 
 def olmo2(config: Config, begin: Begin) -> Program:

@@ -85,8 +85,9 @@ class Style:
     ``fused``: queries, keys and values are one tensor; ``fused_gate``: so are gate and up. ``paired``: rope turns
     neighbouring columns. ``first_norm`` names the norm before the attention, ``second_norm`` that before the gated layer,
     where it is not the usual one. ``clip`` (0: none) bounds queries, keys and values. ``query_factors`` multiply turned
-    queries by position, each so many positions.
-    ``plus`` is added to every norm's weight. ``weightless``: norms are layer norms without any, but for those of heads.
+    queries by position, each so many positions. ``plus`` is added to every norm's weight. ``weightless``: the kind of norms
+    that have no weights; where it is RMS, those of heads have none either. ``embedding_norm``: one stands behind the
+    embedding.
     ``tied``: whether the head is the embedding where the configuration does not say. ``attention`` and ``mixer`` stand for
     the attention and the gated layer, where these are others.
     """
@@ -101,7 +102,8 @@ class Style:
     first_norm: str = "input_layernorm"
     second_norm: str = ""
     norms_behind: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
-    weightless: bool = False
+    weightless: Norm | None = None
+    embedding_norm: bool = False
     head_norms: HeadNorms = HeadNorms.NONE
     head_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     windows: Sequence[int] = ()
@@ -131,13 +133,16 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
     x = builder.embed(embedding, style.embedding_scale(builder))
 
     def norm(y: Slice, weight: Tensor, residual: Slice | None = None) -> Slice:
-        kind = Norm.LAYER if style.weightless else Norm.RMS
-        return builder.norm(y, None if style.weightless else weight, kind=kind, epsilon=sizes.epsilon, residual=residual)
+        kind = Norm.RMS if style.weightless is None else style.weightless
+        gain = weight if style.weightless is None else None
+        return builder.norm(y, gain, kind=kind, epsilon=sizes.epsilon, residual=residual)
 
     before, behind = style.norms is not Norms.BEHIND, style.norms is not Norms.BEFORE
     # Before the gated layer stands what Llama's names say, unless a norm behind the attention has that name.
     second = style.second_norm or ("pre_feedforward_layernorm" if behind else "post_attention_layernorm")
     behind_attention, behind_mixer = style.norms_behind
+    if style.embedding_norm:
+        x = norm(x, Tensor("model.embedding_norm.weight", (sizes.hidden,)))
     for layer in range(sizes.layers):
         builder.layer_input(layer, x)
         block = Linear(f"model.layers.{layer}.")
@@ -187,7 +192,8 @@ def _attention(
         if style.head_norms is not HeadNorms.NONE:
             each = style.head_norms is not HeadNorms.ALL
             weight = attention.vector(name, sizes.head_size if each else part.width, style.plus)
-            builder.head_norm(part, weight, heads=count if each else 1, epsilon=sizes.epsilon)
+            gain = None if style.weightless is Norm.RMS else weight
+            builder.head_norm(part, gain, heads=count if each else 1, epsilon=sizes.epsilon)
         if rope is not None and style.head_norms is not HeadNorms.TURNED:
             rotate(builder, part, rope, count)
     if style.query_factors is not None:

@@ -7,6 +7,9 @@ HEAD, NEOX_HEAD = "lm_head.weight", "embed_out.weight"
 OTHERS = (
     (".mlp.gate.moe_statics.", ".mlp.moe_statics."),  # ERNIE 4.5
     (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # K-EXAONE
+    (".mlp.gate.weight", ".mlp.router.gate.weight"),  # Hy3
+    (".mlp.e_score_correction_bias", ".mlp.expert_bias"),
+    (".mlp.shared_experts.", ".mlp.shared_mlp."),
     (".mlp.e_score_correction_bias", ".block_sparse_moe.e_score_correction_bias"),  # MiniMax-M2
     (".mlp.router.weight", ".block_sparse_moe.gate.weight"),  # Phi-3.5-MoE
     (".block_sparse_moe.router.weight", ".block_sparse_moe.router.layer.weight"),  # Granite
