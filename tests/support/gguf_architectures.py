@@ -154,6 +154,39 @@ def _gemma3(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
 
 
+def _gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
+    sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+    full = config["per_layer_config"][str(sliding.index(False))]
+    size, shared = full["head_dim"], config["num_kv_shared_layers"]
+    for name in ("attention.key_length", "attention.value_length"):
+        writer.kv_data[0].pop(f"gemma4.{name}", None)
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    kv_heads, kv_full = config["num_key_value_heads"], full.get("num_key_value_heads")
+    if kv_full is not None:
+        writer.add_head_count_kv([kv_heads if each else kv_full for each in sliding])
+    ffn, own = config["intermediate_size"], len(sliding) - shared
+    if config["use_double_wide_mlp"]:
+        writer.add_feed_forward_length([ffn if layer < own else 2 * ffn for layer in range(len(sliding))])
+    writer.add_sliding_window_pattern(sliding)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"] or 0)
+    _gemma3(writer, config)
+
+
+def _proportional(tensors: Tensors, config: Config) -> Tensors:
+    """What frequencies of full layers are divided by: those of the part of a head that is turned by 1."""
+    full = config["layer_types"].index("full_attention")
+    size = config["per_layer_config"][str(full)]["head_dim"]
+    turned = int(size * config["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
+    tensors = {f"{name}.weight" if name.endswith("layer_scalar") else name: values for name, values in tensors.items()}
+    return tensors | {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * (size // 2 - turned), np.float32)}
+
+
 def _phi3(writer: gguf.GGUFWriter, config: Config) -> None:
     original, longest = config["original_max_position_embeddings"], config["max_position_embeddings"]
     writer.add_rope_scaling_orig_ctx_len(original)
@@ -225,6 +258,7 @@ WRITTEN: dict[str, Written] = {
     "gemma": Written(steps=(_plus_one,)),
     "gemma2": Written(_gemma2, (_plus_one,)),
     "gemma3": Written(_gemma3, (_plus_one,)),
+    "gemma4": Written(_gemma4, (_proportional,)),
     "phi2": Written(),
     "phi3": Written(_phi3, (_with_long_factors,)),
     "granite": Written(_granite, (_permute, _shared_apart)),

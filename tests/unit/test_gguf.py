@@ -414,6 +414,21 @@ def test_a_word_that_is_a_token_need_not_be_joined(cut: str, tokens: list[int], 
     assert gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill))("abc")["input_ids"] == tokens
 
 
+def test_gemma_4s_pieces_are_joined_as_its_file_lists(tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(["<unk>", "<bos>", "▁", "a", "b", "▁a", "▁▁", "<0xC3>", "<0xA4>"])
+        writer.add_token_types([2, 3, 1, 1, 1, 1, 1, 6, 6])
+        writer.add_token_merges(["▁ ▁", "▁ a"])
+        writer.add_bos_token_id(1)
+        writer.add_unk_token_id(0)
+
+    found = gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill))
+    text = "b a  aä"
+    assert found(text)["input_ids"] == [1, 4, 5, 6, 3, 7, 8]
+    assert found.decode(found(text)["input_ids"], skip_special_tokens=True) == text
+
+
 def test_runs_of_spaces_that_a_gemma_file_lists_are_tokens(tmp_path: Path) -> None:
     """llama.cpp's converter writes them with spaces, as tokens of the user's, and no space stands before a text."""
 

@@ -109,12 +109,12 @@ class _Parts:
 
     def tokenizer(self) -> Any:
         kind = self.values.get(f"{TOKENIZER}model")
-        makers = {"gpt2": self._byte_level, "llama": self._sentence_pieces}
+        makers = {"gpt2": self._byte_level, "llama": self._sentence_pieces, "gemma4": self._joined_pieces}
         if kind not in makers:
-            raise self._refused(f"is of the kind {quoted(kind)}; {' and '.join(makers)} are known")
+            raise self._refused(f"is of the kind {quoted(kind)}; {', '.join(makers)} are known")
         fast = makers[kind]()
         self._add_special(fast)
-        starts = self.values.get(f"{TOKENIZER}add_bos_token", kind == "llama" or self._cut() in WITH_A_FIRST)
+        starts = self.values.get(f"{TOKENIZER}add_bos_token", kind != "gpt2" or self._cut() in WITH_A_FIRST)
         ends = self.values.get(f"{TOKENIZER}add_eos_token", False)
         self._frame(fast, self._named("bos") if starts else None, self._named("eos") if ends else None)
         names = {f"{role}_token": self._named(role) for role in ("bos", "eos")}
@@ -151,15 +151,31 @@ class _Parts:
             raise self._refused(
                 f"cuts text in the way {quoted(cut)}, which is not known here; {', '.join(sorted(known))} are"
             )
-        merges = [tuple(merge.split(" ")) for merge in self._list("merges", str)]
-        if not all(len(merge) == 2 for merge in merges):
-            raise self._refused("has a merge that is not of two parts")
-        model = models.BPE(self._vocabulary(), merges, ignore_merges=cut in WHOLE_WORDS_FIRST)
+        model = models.BPE(self._vocabulary(), self._stated_merges(), ignore_merges=cut in WHOLE_WORDS_FIRST)
         fast = Fast(model)
         fast.pre_tokenizer = pre_tokenizers.Sequence(_steps(cut))
         if cut in NORMALISED:
             fast.normalizer = normalizers.NFC()
         fast.decoder = decoders.ByteLevel()
+        return fast
+
+    def _stated_merges(self) -> list[tuple[str, str]]:
+        found = []
+        for merge in self._list("merges", str):
+            left, between, right = merge.partition(" ")
+            if not between or " " in right:
+                raise self._refused("has a merge that is not of two parts")
+            found.append((left, right))
+        return found
+
+    def _joined_pieces(self) -> Fast:
+        """Gemma 4's: spaces are letters, and unions are listed as byte-level tokenizers list theirs."""
+        model = models.BPE(
+            self._vocabulary(), self._stated_merges(), unk_token=self._named("unknown"), fuse_unk=True, byte_fallback=True
+        )
+        fast = Fast(model)
+        fast.normalizer = normalizers.Replace(" ", "▁")
+        fast.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
         return fast
 
     def _sentence_pieces(self) -> Fast:

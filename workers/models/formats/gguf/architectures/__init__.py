@@ -9,6 +9,7 @@ from outrider.workers.models.formats.gguf.architectures import (
     delta_nets,
     exaone,
     gemma,
+    gemma4,
     glm,
     gpt,
     granite,
@@ -28,6 +29,7 @@ from outrider.workers.models.headers import quoted
 ARCHITECTURES: dict[str, Architecture] = {
     **llama.ARCHITECTURES,
     **gemma.ARCHITECTURES,
+    **gemma4.ARCHITECTURES,
     **phi.ARCHITECTURES,
     **granite.ARCHITECTURES,
     **glm.ARCHITECTURES,

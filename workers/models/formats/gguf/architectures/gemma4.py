@@ -1,0 +1,128 @@
+"""Gemma 4, dense: two sizes of heads, an embedding for each layer, late layers that read earlier ones' keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.workers.models.formats.gguf.architectures.architecture import KNOWN, ROPE_FACTORS, WHOLE, Architecture
+from outrider.workers.models.formats.gguf.architectures.gemma import AROUND, IMAGES
+from outrider.workers.models.formats.gguf.architectures.sizes import base, biased, factors, rms_epsilon
+from outrider.workers.models.formats.gguf.architectures.windows import FULL, KNOWN_OF_WINDOWS, SLIDING, WINDOW, layer_types
+from outrider.workers.models.formats.gguf.metadata import Metadata
+from outrider.workers.models.headers import quoted
+
+SHARED, BY_LAYER = "attention.shared_kv_layers", "embedding_length_per_layer_input"
+KEYS = {FULL: "attention.key_length", SLIDING: "attention.key_length_swa"}
+VALUES = {FULL: "attention.value_length", SLIDING: "attention.value_length_swa"}
+TURNED = {FULL: "rope.dimension_count", SLIDING: "rope.dimension_count_swa"}
+KNOWN_OF_GEMMA4 = (
+    KNOWN
+    | KNOWN_OF_WINDOWS
+    | {KEYS[SLIDING], VALUES[SLIDING], TURNED[SLIDING], SHARED, BY_LAYER, IMAGES, "final_logit_softcapping"}
+)
+TABLE = "per_layer_token_embd.weight"
+# Frequencies of the part of a head that is not turned are divided by so much.
+NEVER = 1e30
+PARTS = AROUND | {
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "layer_scalar": "layer_output_scale.weight",
+}
+WHOLE_GEMMA4 = WHOLE | {
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}
+
+
+def _gemma4(metadata: Metadata) -> dict[str, Any]:
+    types = layer_types(metadata, 6)
+    shared = metadata.get(SHARED, int, 0)
+    first = types.index(FULL) if FULL in types else 0
+    by_layer = metadata.get(BY_LAYER, int, 0)
+    return (
+        rms_epsilon(metadata)
+        | _ffn(metadata, len(types) - shared)
+        | _heads(metadata, types)
+        | {
+            "model_type": "gemma4_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "num_hidden_layers": len(types),
+            "hidden_size": metadata.get("embedding_length", int),
+            "max_position_embeddings": metadata.get("context_length", int),
+            "attention_bias": biased(metadata),
+            "attention_k_eq_v": not metadata.has_tensor(f"blk.{first}.attn_v.weight"),
+            "num_kv_shared_layers": shared,
+            "layer_types": types,
+            "sliding_window": metadata.get(WINDOW, int),
+            "rope_parameters": _ropes(metadata),
+            "final_logit_softcapping": metadata.get("final_logit_softcapping", float, 0.0) or None,
+            "hidden_size_per_layer_input": by_layer,
+        }
+        | _table(metadata, by_layer)
+    )
+
+
+def _table(metadata: Metadata, by_layer: int) -> dict[str, Any]:
+    if not by_layer:
+        return {}
+    if not metadata.has_tensor(TABLE):
+        metadata.refuse(f"lacks the tensor {quoted(TABLE)}")
+    return {"vocab_size_per_layer_input": metadata.file.tensors[TABLE].shape[0]}
+
+
+def _by_layer(metadata: Metadata, key: str, layers: int) -> list[int]:
+    """What may be one number for all layers."""
+    if isinstance(metadata.values.get(f"{metadata.architecture}.{key}"), list):
+        return metadata.several(key, int, layers)
+    return [metadata.get(key, int)] * layers
+
+
+def _ffn(metadata: Metadata, own: int) -> dict[str, Any]:
+    """Layers behind the ``own`` first ones, which read others' keys, may be twice as wide."""
+    key = "feed_forward_length"
+    widths = _by_layer(metadata, key, metadata.get("block_count", int))
+    double = widths[-1] == 2 * widths[0]
+    if widths != [widths[0]] * own + [widths[0] * (2 if double else 1)] * (len(widths) - own):
+        metadata.refuse_value(key)
+    return {"intermediate_size": widths[0], "use_double_wide_mlp": double}
+
+
+def _heads(metadata: Metadata, types: list[str]) -> dict[str, Any]:
+    counts = _by_layer(metadata, "attention.head_count_kv", len(types))
+    sizes = {kind: metadata.get(key, int) for kind, key in KEYS.items()}
+    for kind, size in sizes.items():
+        for key in (VALUES[kind], TURNED[kind]):
+            if metadata.get(key, int, size) != size:
+                metadata.refuse_value(key)
+    each = {
+        str(layer): {"head_dim": sizes[kind], "num_key_value_heads": count}
+        for layer, (kind, count) in enumerate(zip(types, counts, strict=True))
+    }
+    return {
+        "num_attention_heads": metadata.get("attention.head_count", int),
+        "num_key_value_heads": counts[0],
+        "head_dim": sizes[SLIDING],
+        "per_layer_config": each,
+    }
+
+
+def _ropes(metadata: Metadata) -> dict[str, Any]:
+    """A part of each head is turned in full layers, which the file says by what their frequencies are divided by."""
+    if metadata.has("rope.scaling.type") or metadata.has("rope.scaling.factor"):
+        metadata.refuse("has a scaling of rope, which the native engine does not know of this architecture")
+    share = 1.0
+    if metadata.has_tensor(ROPE_FACTORS):
+        found = factors(metadata.file, ROPE_FACTORS)
+        turned = found.count(1.0)
+        if any(value < NEVER / 2 for value in found[turned:]) or found[:turned] != [1.0] * turned or not turned:
+            metadata.refuse(f"has a {quoted(ROPE_FACTORS)} that does not tell which part of each head is turned")
+        share = turned / len(found)
+    return {
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": share, "rope_theta": base(metadata)},
+        SLIDING: {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", float, 10000.0)},
+    }
+
+
+ARCHITECTURES = {"gemma4": Architecture(_gemma4, KNOWN_OF_GEMMA4, parts=PARTS, whole=WHOLE_GEMMA4)}
