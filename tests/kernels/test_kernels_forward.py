@@ -295,6 +295,31 @@ def test_operations_that_share_a_cache_bring_the_same_keys_and_values():
             Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
 
 
+def test_factors_by_position_bounds_and_xielu_that_make_no_sense_are_refused():
+    model = packed(SHAPES["clipped"], Format.FP32)
+    ops = list(model.program.ops)
+    last = max(index for index, op in enumerate(ops) if op.kind is Kind.SELECT)
+    scale, xielu, clip = (
+        next(index for index, op in enumerate(ops) if wanted(op))
+        for wanted in (
+            lambda op: op.kind is Kind.SCALE,
+            lambda op: op.kind is Kind.XIELU,
+            lambda op: op.activation is Activation.CLIP,
+        )
+    )
+    behind = replace(ops[scale], input=ops[last].output, output=ops[last].output)
+    for at, changed, sentence in [
+        (scale, (replace(ops[scale], window=-1),), "factors by position come before select"),
+        (last, (ops[last], behind), "factors by position come before select"),
+        (scale, (replace(ops[scale], weight=-1),), "scale needs a vector of factors"),
+        (xielu, (replace(ops[xielu], weight=ops[scale].weight),), "xIELU needs a vector of four numbers"),
+        (clip, (replace(ops[clip], cap=0.0),), "what is clipped has a bound"),
+    ]:
+        program = replace(model.program, ops=(*ops[:at], *changed, *ops[at + 1 :]))
+        with pytest.raises(KernelError, match=sentence):
+            Packed(program, model.memory).model()
+
+
 def system_can_populate() -> bool:
     with mmap.mmap(-1, mmap.PAGESIZE) as memory:
         try:
