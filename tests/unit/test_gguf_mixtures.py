@@ -499,6 +499,11 @@ def test_layers_without_a_delta_net_are_those_that_the_file_names(tmp_path: Path
     assert read_config(named)["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
     metadata = {key: value for key, value in case.metadata.items() if not key.startswith("attention.recurrent")}
     assert read_config(write(case, tmp_path, metadata=metadata))["layer_types"][3] == "full_attention"
+    # Of a layer that guesses further tokens it is said, too.
+    further = {"block_count": 5, "nextn_predict_layers": 1, "attention.recurrent_layers": [True, True, False, True, False]}
+    config = read_config(write(case, tmp_path, metadata=metadata | further))
+    assert config["layer_types"] == ["linear_attention"] * 2 + ["full_attention", "linear_attention"]
+    assert config["num_hidden_layers"] == 4
     every = write(case, tmp_path, metadata=metadata | {"full_attention_interval": 2})
     assert read_config(every)["layer_types"] == ["linear_attention", "full_attention"] * 2
 
