@@ -8,15 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from native_models import logits, open_native
+from family_texts import one_thread
+from native_models import TOKENS, logits, open_native
 from quantised_models import rewritten
 from safetensors.torch import load_file
 from tiny_models import GEMMA4, tiny_model
 
+from outrider.kernels import packing
+from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Format, Kind, Program
+from outrider.workers.engines.native import NativeEngine
 from outrider.workers.errors import ModelError
+from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.families import build_program
 from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.opening import open_model
 from outrider.workers.precisions import PRECISIONS
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -107,6 +113,23 @@ def test_rope_of_that_type_is_of_this_family_alone() -> None:
     sizes = {"num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 64}
     with pytest.raises(ModelError, match="does not know the rope type 'proportional'"):
         build_program({"model_type": "llama", **llama, **sizes, "rope_parameters": ROPES[FULL]}, Format.BF16)
+
+
+@one_thread()
+@torch.no_grad()
+def test_inputs_of_layers_that_a_prompt_spares_are_handed_out_all_the_same(tmp_path: Path) -> None:
+    """To a head, which wants those of every token."""
+    model, layers = tiny_model("gemma4"), (1, 3, 5)
+    model.save_pretrained(tmp_path)
+    states = model(input_ids=torch.tensor([TOKENS]), use_cache=False, output_hidden_states=True).hidden_states
+    wanted = torch.cat([states[layer][0] for layer in layers], dim=1).numpy()
+    opened = open_model(ModelSpec(str(tmp_path), "native", "fp32", threads=1, states=layers)).engine
+    assert isinstance(opened, NativeEngine)
+    row = opened.model.open(Sampling(), len(TOKENS))
+    [answer] = opened.model.forward([NativeFeed(row, TOKENS, states=True)])
+    assert answer.states is not None
+    # They cross as bf16.
+    np.testing.assert_allclose(packing.from_bf16(answer.states), wanted, rtol=2**-8, atol=1e-4)
 
 
 def test_keys_and_values_of_layers_that_have_none_are_passed_over(tmp_path: Path) -> None:
