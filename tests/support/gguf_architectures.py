@@ -175,7 +175,15 @@ def _gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_sliding_window_pattern(sliding)
     writer.add_shared_kv_layers(shared)
     writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"] or 0)
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     _gemma3(writer, config)
+
+
+# Of these the gguf package has no names: the converter's lines.
+SCALES = {"layer_scalar": "", "router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
 
 
 def _proportional(tensors: Tensors, config: Config) -> Tensors:
@@ -183,7 +191,12 @@ def _proportional(tensors: Tensors, config: Config) -> Tensors:
     full = config["layer_types"].index("full_attention")
     size = config["per_layer_config"][str(full)]["head_dim"]
     turned = int(size * config["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
-    tensors = {f"{name}.weight" if name.endswith("layer_scalar") else name: values for name, values in tensors.items()}
+    for ending, stored in SCALES.items():
+        for name in [name for name in tensors if name.endswith(f".{ending}")]:
+            layer = name.split(".")[2]
+            tensors[f"{name}.weight" if ending == "layer_scalar" else f"blk.{layer}.{stored}"] = tensors.pop(name)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        tensors[f"{name}.weight"] = tensors.pop(name)
     return tensors | {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * (size // 2 - turned), np.float32)}
 
 
@@ -323,7 +336,7 @@ def named(tensors: Tensors, architecture: str, layers: int) -> Tensors:
     names = gguf.get_tensor_name_map(number, layers)
     found = {}
     for name, values in tensors.items():
-        stored = name if name.startswith("rope_") else names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stored = name if name.startswith(("rope_", "blk.")) else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, f"{architecture} has no name for {name}"
         found[stored] = values
     return found

@@ -12,7 +12,7 @@ from outrider.workers.models.formats.gguf.blocks import BY_NAME
 from outrider.workers.models.headers import Entry
 
 BLOCK = re.compile(r"blk\.(\d+)\.")
-EXPERT = re.compile(r"(?:mlp|feed_forward|block_sparse_moe)\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+EXPERT = re.compile(r"(?:(?:mlp|feed_forward|block_sparse_moe)\.)?experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 # A layer's experts lie together, and so do norms of its heads.
 HEAD_NORM = re.compile(r"self_attn\.[qk]_layernorm\.norms\.(\d+)\.weight")
 TOGETHER_QKV = re.compile(r"(blk\.\d+)\.attn_qkv\.(weight|bias)")

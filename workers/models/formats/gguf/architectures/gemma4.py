@@ -1,4 +1,4 @@
-"""Gemma 4, dense: two sizes of heads, an embedding for each layer, late layers that read earlier ones' keys and values."""
+"""Gemma 4: two sizes of heads, an embedding for each layer, late layers that read earlier ones' keys and values."""
 
 from __future__ import annotations
 
@@ -15,15 +15,26 @@ SHARED, BY_LAYER = "attention.shared_kv_layers", "embedding_length_per_layer_inp
 KEYS = {FULL: "attention.key_length", SLIDING: "attention.key_length_swa"}
 VALUES = {FULL: "attention.value_length", SLIDING: "attention.value_length_swa"}
 TURNED = {FULL: "rope.dimension_count", SLIDING: "rope.dimension_count_swa"}
+EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "top_k_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
 KNOWN_OF_GEMMA4 = (
     KNOWN
     | KNOWN_OF_WINDOWS
-    | {KEYS[SLIDING], VALUES[SLIDING], TURNED[SLIDING], SHARED, BY_LAYER, IMAGES, "final_logit_softcapping"}
+    | {KEYS[SLIDING], VALUES[SLIDING], TURNED[SLIDING], SHARED, BY_LAYER, IMAGES, "final_logit_softcapping", *EXPERTS}
 )
 TABLE = "per_layer_token_embd.weight"
 # Frequencies of the part of a head that is not turned are divided by so much.
 NEVER = 1e30
 PARTS = AROUND | {
+    "router.proj": "ffn_gate_inp",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
@@ -61,7 +72,15 @@ def _gemma4(metadata: Metadata) -> dict[str, Any]:
             "hidden_size_per_layer_input": by_layer,
         }
         | _table(metadata, by_layer)
+        | _experts(metadata)
     )
+
+
+def _experts(metadata: Metadata) -> dict[str, Any]:
+    """Beside the gated layer, in all layers or in none."""
+    if not metadata.get("expert_count", int, 0):
+        return {"enable_moe_block": False}
+    return {"enable_moe_block": True} | {name: metadata.get(key, int) for key, name in EXPERTS.items()}
 
 
 def _table(metadata: Metadata, by_layer: int) -> dict[str, Any]:
