@@ -217,6 +217,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as error:
         raise UsageError(f"--config: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--config: {path} is not UTF-8 (byte {error.start + 1}); convert the file to UTF-8") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"--config: {path} is not valid YAML: {first_line(error)}") from None
     if content is None:

@@ -252,7 +252,14 @@ def test_paths_that_do_not_exist_are_not_looked_for_on_the_hub(name: str) -> Non
 
 def test_paths_that_cannot_exist() -> None:
     assert message("~nobody-of-that-name/x").startswith('the model directory "~nobody-of-that-name/x" does not exist')
-    assert message("/" + "x" * 5000).startswith('the model directory "/xxx')
+    assert message("/" + "x" * 5000) == f'the model directory "/{"x" * 79}" does not exist: File name too long'
+
+
+def test_a_file_is_no_directory_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    name = str(tmp_path / "model.safetensors")
+    said = f"\"{name}\" is no model's directory and no GGUF file; give the directory of the model's files"
+    assert message(name) == said
 
 
 def test_a_hub_id_that_is_not_cached_and_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -114,6 +114,12 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str, expected: str) -> Non
     assert message({}, file).startswith(expected.replace("FILE", str(file)))
 
 
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_bytes("input: é\n".encode("latin-1"))
+    assert message({}, file) == f"--config: {file} is not UTF-8 (byte 8); convert the file to UTF-8"
+
+
 def test_switches_are_keys_as_well(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("input: a\ndo-sample: true\nassisted: false\n")

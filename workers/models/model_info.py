@@ -95,11 +95,17 @@ def find(name: str, fetch: bool = True) -> Path:
             return path
         if path.is_symlink() and not path.exists():
             raise ModelError(f'the model directory "{name[:80]}" does not exist: it is a link to nowhere, or to itself')
-    except (OSError, RuntimeError) as error:  # a name too long, or a home that nobody has
+    except OSError as error:  # a name too long
+        raise ModelError(f'the model directory "{name[:80]}" does not exist: {error.strerror}') from None
+    except RuntimeError as error:  # a home that nobody has
         raise ModelError(f'the model directory "{name[:80]}" does not exist: {error}') from None
     if is_gguf(path):
         raise ModelError(f'the GGUF file "{name}" does not exist')
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        if path.exists():
+            raise ModelError(
+                f"\"{name}\" is no model's directory and no GGUF file; give the directory of the model's files"
+            )
         raise ModelError(f'the model directory "{name}" does not exist')
     return _from_hub(hub_id(name), fetch)
 
