@@ -257,6 +257,16 @@ def _olmo(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_layer_norm_eps(1e-5)
 
 
+def _mistral3(writer: gguf.GGUFWriter, config: Config) -> None:
+    rope = config["rope_parameters"]
+    if config["model_type"] == "ministral3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
 def nothing_more(writer: gguf.GGUFWriter, config: Config) -> None:
     pass
 
@@ -284,7 +294,7 @@ WRITTEN: dict[str, Written] = {
     "olmo2": Written(_windows),
     "smollm3": Written(steps=(_permute,)),
     "arcee": Written(steps=(_permute,)),
-    "mistral3": Written(steps=(_permute,)),
+    "mistral3": Written(_mistral3, steps=(_permute,)),
     "internlm2": Written(steps=(_permute,)),
     "seed_oss": Written(),
     "hunyuan-dense": Written(),

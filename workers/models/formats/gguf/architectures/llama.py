@@ -10,6 +10,8 @@ from outrider.workers.models.formats.gguf.architectures.sizes import biased, lla
 from outrider.workers.models.formats.gguf.architectures.windows import WINDOW
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
+TEMPERATURE, LOG_FACTOR = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
+
 
 def _llama(metadata: Metadata) -> dict[str, Any]:
     has_bias = biased(metadata)
@@ -21,6 +23,24 @@ def _llama(metadata: Metadata) -> dict[str, Any]:
         del config["attention_bias"], config["mlp_bias"]
         return config | {"model_type": "mistral", "sliding_window": window}
     return config | {"model_type": "llama"}
+
+
+def _mistral3(metadata: Metadata) -> dict[str, Any]:
+    """Mistral Small 3 is Llama's kin; Ministral 3 scales queries by their positions, too."""
+    if not (beta := metadata.get(TEMPERATURE, float, 0.0)):
+        if metadata.has(LOG_FACTOR):
+            metadata.refuse_value(LOG_FACTOR)
+        return _llama(metadata)
+    config = llama_style(metadata)
+    if config["rope_parameters"]["rope_type"] != "yarn" or biased(metadata) or mlp_biased(metadata):
+        metadata.refuse_value(TEMPERATURE)
+    config["rope_parameters"] |= {
+        "llama_4_scaling_beta": beta,
+        "mscale": 1.0,
+        "mscale_all_dim": metadata.get(LOG_FACTOR, float, 0.0),
+    }
+    window = metadata.get(WINDOW, int, 0) or None
+    return config | {"model_type": "ministral3", "hidden_act": "silu", "sliding_window": window}
 
 
 def _qwen2(metadata: Metadata) -> dict[str, Any]:
@@ -76,8 +96,7 @@ ARCHITECTURES = {
     "llama": Architecture(_llama, KNOWN | {WINDOW}, order=interleaved),
     "qwen2": Architecture(_qwen2),
     "qwen3": Architecture(_qwen3),
-    # Of these Ministral 3 scales queries by their positions, by a key that is not known here.
-    "mistral3": Architecture(_llama, KNOWN | {WINDOW}, order=interleaved),
+    "mistral3": Architecture(_mistral3, KNOWN | {WINDOW, TEMPERATURE, LOG_FACTOR}, order=interleaved),
     "internlm2": Architecture(_llama, KNOWN | {WINDOW}, order=interleaved),
     "smollm3": Architecture(_smollm3, order=interleaved),
     "arcee": Architecture(_arcee, parts=ARCEE_PARTS, order=interleaved),
