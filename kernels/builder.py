@@ -264,14 +264,18 @@ class Builder:
         """Causal attention over the row's cache, into which the keys and values go. One call is one layer's cache; calls
         with the same key and value share it.
 
+        A head's values may be of another size than its keys.
+
         ``cap`` (0: none) bounds scores softly; ``sinks`` are scores, one for each head, that take weight from all tokens.
         """
         head_size = query.width // heads
-        if head_size % 8 or key.width != kv_heads * head_size or key.width != value.width or heads % kv_heads:
+        value_size = value.width // kv_heads
+        sizes = (kv_heads * head_size, kv_heads * value_size)
+        if head_size % 8 or value_size % 8 or (key.width, value.width) != sizes or heads % kv_heads:
             raise ValueError(
                 f"attention of {heads}/{kv_heads} heads over {query.width}, {key.width}, {value.width} columns"
             )
-        output = self._buffer(query.width)
+        output = self._buffer(heads * value_size)
         cache = self._caches.setdefault((key, value), len(self._caches))
         self._ops.append(
             Op(
@@ -290,6 +294,14 @@ class Builder:
                 cap=cap,
             )
         )
+        return output
+
+    def join(self, own: Slice, shared: Slice, *, heads: int) -> Slice:
+        """For each head the ``shared`` columns, which are the same for all, and behind them its ``own``."""
+        if own.width % heads:
+            raise ValueError(f"{own.width} columns for {heads} heads")
+        output = self._buffer(own.width + heads * shared.width)
+        self._ops.append(Op(Kind.JOIN, own, key=shared, output=output, heads=heads))
         return output
 
     def convolve(
@@ -362,8 +374,9 @@ class Builder:
         score's sigmoid; SIGMOID_SHARE: that by the chosen ones' sum plus ``epsilon``; SOFTMAX_SHARE: of a softmax over all,
         by the chosen ones' sum, or by ``epsilon`` where that is more. With these three ``corrections`` count for the choice
         alone, added to sigmoids (or to the softmax), and it is made from the best ``groups_kept`` of ``groups``: those
-        whose best two add up to most. SPARSE_MIXER is Phi's (kernels/src/elementwise.inc), ``epsilon`` twice its jitter.
-        All weights are times ``scale``, and each is times its expert's of the ``factors``.
+        whose best two add up to most. SOFTMAX_GROUPS is SOFTMAX from the groups whose best one is best. SPARSE_MIXER is
+        Phi's (kernels/src/elementwise.inc), ``epsilon`` twice its jitter. All weights are times ``scale``, and each is
+        times its expert's of the ``factors``.
         """
         experts = scores.width
         size = experts // groups if groups_kept < groups else 0

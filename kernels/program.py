@@ -93,9 +93,9 @@ class Cache(IntEnum):
     def element_bytes(self) -> int:
         return {Cache.BF16: 2, Cache.FP32: 4, Cache.INT8: 1}[self]
 
-    def token_bytes(self, kv_heads: int, head_size: int) -> int:
+    def token_bytes(self, kv_heads: int, head_size: int, value_size: int) -> int:
         """Of a layer's keys and values: in 8 bits each vector has a scale, and values lie in whole vector registers."""
-        values = -(-head_size // CACHE_LANES) * CACHE_LANES
+        values = -(-value_size // CACHE_LANES) * CACHE_LANES
         scales = 8 if self is Cache.INT8 else 0
         return kv_heads * ((head_size + values) * self.element_bytes + scales)
 
@@ -122,6 +122,7 @@ class Kind(IntEnum):
     DELTA = 18
     SCALE = 19
     XIELU = 20
+    JOIN = 21
 
 
 # A row has a state of each of these, which no truncation brings back: kernels/src/recurrence.h says what serves instead.
@@ -149,6 +150,7 @@ class Routing(IntEnum):
     SIGMOID_SHARE = 3
     SOFTMAX_SHARE = 4
     SPARSE_MIXER = 5
+    SOFTMAX_GROUPS = 6
 
 
 # Where corrections or groups choose experts, or their weights are no plain softmax, there are at most so many: kMostRouted.
@@ -266,6 +268,11 @@ class Op:
     cap: float = 0.0
 
     @property
+    def value_size(self) -> int:
+        """Columns of a head's values; those of its keys are ``head_size``."""
+        return self.value.width // self.kv_heads
+
+    @property
     def reads(self) -> tuple[Slice, ...]:
         return tuple(s for s in (self.input, self.key, self.value, self.residual) if s.buffer >= 0)
 
@@ -318,7 +325,7 @@ class Program:
     @property
     def token_bytes(self) -> int:
         """What a token of a row takes in the cache of keys and values; states of a row, which do not grow, apart."""
-        return sum(self.cache.token_bytes(op.kv_heads, op.head_size) for op in self.caches)
+        return sum(self.cache.token_bytes(op.kv_heads, op.head_size, op.value_size) for op in self.caches)
 
     @property
     def handed_out(self) -> int:

@@ -109,11 +109,14 @@ class ReferenceModel:
         if op.kind is Kind.ROPE:
             long = op.longest and len(tokens) > op.longest
             return _rope(op, x, self.weights[op.bias if long else op.weight][0])
+        if op.kind is Kind.JOIN:
+            return _join(op, x, _read(buffers, op.key))
         key, value = _read(buffers, op.key), _read(buffers, op.value)
         if self.program.cache is Cache.BF16:
             key, value = _bf16(key), _bf16(value)
         elif self.program.cache is Cache.INT8:
-            x, key, value = (quantised_activations(each, op.head_size) for each in (x, key, value))
+            x, key = (quantised_activations(each, op.head_size) for each in (x, key))
+            value = quantised_activations(value, op.value_size)
         sinks = self.weights[op.weight][0] if op.weight >= 0 else None
         return _attention(op, x, key, value, sinks, whole=self.program.cache is Cache.INT8)
 
@@ -257,7 +260,8 @@ def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
     values = values if corrections is None else values + corrections[: op.heads]
     if op.head_size:
         groups = values.reshape(len(values), -1, op.head_size)
-        sums = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
+        counted = 1 if op.integer == Routing.SOFTMAX_GROUPS else 2
+        sums = np.sort(groups, axis=2)[:, :, -counted:].sum(axis=2)
         kept = np.argsort(-sums, axis=1, kind="stable")[:, : op.window]
         out = np.ones(sums.shape, bool)
         np.put_along_axis(out, kept, False, axis=1)
@@ -269,8 +273,14 @@ def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
         total = total + np.float32(op.epsilon)
     elif op.integer == Routing.SOFTMAX_SHARE:
         total = np.maximum(total, np.float32(op.epsilon))
-    shared = op.integer not in (Routing.SOFTMAX, Routing.SIGMOID_EACH)
+    shared = op.integer not in (Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SOFTMAX_GROUPS)
     return np.concatenate([best, (weights / total if shared else weights) * np.float32(op.scale)], axis=1)
+
+
+def _join(op: Op, own: Array, shared: Array) -> Array:
+    heads = own.reshape(len(own), op.heads, -1)
+    beside = np.broadcast_to(shared[:, None], (len(own), op.heads, shared.shape[1]))
+    return np.concatenate([beside, heads], axis=2).reshape(len(own), -1)
 
 
 def _mix_sparsely(op: Op, scores: Array) -> Array:
@@ -315,7 +325,7 @@ def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | No
     """``whole``: values are whole numbers times a scale, and so are weights."""
     count = len(query)
     queries = query.reshape(count, op.kv_heads, op.heads // op.kv_heads, op.head_size)
-    keys, values = (x.reshape(count, op.kv_heads, op.head_size) for x in (key, value))
+    keys, values = (x.reshape(count, op.kv_heads, -1) for x in (key, value))
     scores = np.einsum("qhgd,khd->hgqk", queries, keys) * np.float32(op.scale)
     scores = _cap(scores, op.cap)
     distance = np.arange(count)[:, None] - np.arange(count)
@@ -331,4 +341,4 @@ def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | No
     weights /= weights.sum(axis=3, keepdims=True) + rest
     if whole:
         weights = _whole_weights(weights, abs(values).max(axis=2).T / 127)
-    return np.asarray(np.einsum("hgqk,khd->qhgd", weights, values).reshape(query.shape))
+    return np.asarray(np.einsum("hgqk,khd->qhgd", weights, values).reshape(count, -1))

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 25
+#define OUTRIDER_ABI 26
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -101,7 +101,8 @@ enum outrider_operation {
   OUTRIDER_DELTA = 18, /* the gated delta rule: in = queries, key, value, residual = gates; writes over all of them */
   OUTRIDER_SCALE = 19, /* out = in * an element of weight + residual */
   OUTRIDER_XIELU =
-      20 /* out = weight's p * in^2 + beta * in where in is positive, else (e^min(in, epsilon) - 1 - in) * n + beta * in */
+      20, /* out = weight's p * in^2 + beta * in where in is positive, else (e^min(in, epsilon) - 1 - in) * n + beta * in */
+  OUTRIDER_JOIN = 21 /* out = for each head the columns of key, which all heads share, then its own of in */
 };
 
 enum outrider_activation {
@@ -126,7 +127,8 @@ enum outrider_route {
   OUTRIDER_SOFTMAX_SHARE =
       4, /* of a softmax over all, by the sum of the chosen ones', which counts as epsilon where it is less */
   OUTRIDER_SPARSE_MIXER =
-      5 /* two experts: of a softmax over what is near the best score, then over what is near the second */
+      5, /* two experts: of a softmax over what is near the best score, then over what is near the second */
+  OUTRIDER_SOFTMAX_GROUPS = 6 /* of a softmax over all; groups are chosen by their best expert */
 };
 
 enum outrider_norm { OUTRIDER_RMS = 0, OUTRIDER_LAYER = 1 };
@@ -182,11 +184,11 @@ typedef struct outrider_quantised {
  *              all of a program's that have it. Where a row grows beyond it, all of its keys and values are computed anew; not so
  *              behind a token that is not what was chosen before it: there choices are -1, unless logits are wanted.
  *   ROUTE      heads = experts, kv_heads = how many of them a token takes, best first, of equals the first; integer = outrider_route;
- *              scale multiplies the weights. Of SIGMOID_EACH, SIGMOID_SHARE and SOFTMAX_SHARE: weight: -1 or corrections, one for each
+ *              scale multiplies the weights. Of SIGMOID_EACH, SIGMOID_SHARE, SOFTMAX_SHARE and SOFTMAX_GROUPS: weight: -1 or corrections, one for each
  *              expert, which count for the choice alone; epsilon; head_size: 0, or experts of a group, and then window: so many groups
- *              are chosen from, whose best two experts add up to most. Of SPARSE_MIXER epsilon: how far from the best a score may be
- *              that has a share, as a part of the larger of the best and its own size. bias: -1 or a factor for each expert, which
- *              multiplies its weight
+ *              are chosen from, whose best two experts add up to most (of SOFTMAX_GROUPS: whose best one is best). Of SPARSE_MIXER
+ *              epsilon: how far from the best a score may be that has a share, as a part of the larger of the best and its own size.
+ *              bias: -1 or a factor for each expert, which multiplies its weight
  *   EXPERTS    key = ROUTE's output, heads, kv_heads likewise; weight, bias: those of the first expert, the others' follow, all of one
  *              shape and storage; activation, cap, scale; integer: 0: in is the tokens' vectors, 1: what EXPERTS has put out; out is
  *              a whole buffer of kv_heads * (columns of a product, rounded up to 16), in an order that only EXPERTS and MIX know
@@ -205,10 +207,12 @@ typedef struct outrider_quantised {
  *              state = state * decay; state += key ((value - state^T key) * beta)^T; out = state^T query
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores), window (0: all; else the last
  *              `window` tokens), weight: a score for each head that belongs to no token (a sink), or -1. Several operations may share
- *              the cache of one layer: with the same key and value, kv_heads and head_size
+ *              the cache of one layer: with the same key and value, kv_heads and head_size. Of value and out a head may have
+ *              another size, a multiple of 8
  *   SCALE      in, out, residual, weight: a vector; window: 0: its first element, else element position / window, at most the last: that
  *              comes before select
- *   XIELU      in, out, weight: a vector of four: p and n are softplus(its first) and beta + softplus(its second), then beta and epsilon */
+ *   XIELU      in, out, weight: a vector of four: p and n are softplus(its first) and beta + softplus(its second), then beta and epsilon
+ *   JOIN       in [heads, columns], key, heads, out */
 typedef struct outrider_op {
   int32_t kind;
   outrider_slice in;

@@ -47,11 +47,11 @@ int32_t Engine::plan_cache(int layers, int64_t limit) {
     }
     first = &op;
     layer.key_bytes = kBlockTokens * static_cast<int64_t>(op.head_size) * element + 2 * scales;
-    layer.value_bytes = kBlockTokens * round_up(op.head_size, kLanes) * element;
+    layer.value_bytes = kBlockTokens * round_up(value_size(op), kLanes) * element;
     layer.keys = block_bytes;
     layer.values = layer.keys + layer.key_bytes * op.kv_heads;
     block_bytes = layer.values + layer.value_bytes * op.kv_heads;
-    most_attention = std::max(most_attention, attention_scratch(op.head_size));
+    most_attention = std::max(most_attention, attention_scratch(op.head_size, value_size(op)));
     ++found;
   }
   if (found != layers) return fail(OUTRIDER_INVALID, "%d attention layers instead of %d", found, layers);

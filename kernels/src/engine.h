@@ -41,6 +41,9 @@ struct RowState {
   std::vector<float> kept_states;
 };
 
+// Columns of a head's values, which may be others than those of its keys.
+inline int32_t value_size(const outrider_op &op) { return op.value.width / op.kv_heads; }
+
 // Sines and cosines of one set of frequencies, for every token of the batch.
 struct Rotation {
   int32_t weight, long_weight;

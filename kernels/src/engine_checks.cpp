@@ -184,19 +184,28 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
     case OUTRIDER_ATTENTION:
       refuse(op.head_size < 8 || op.head_size % 8, "a head size must be a multiple of 8");
       refuse(op.kv_heads < 1 || op.heads < 1 || op.heads % op.kv_heads, "query heads must be a multiple of key heads");
+      if (status != OUTRIDER_OK) break;
+      refuse(op.value.width < 1 || op.value.width % (8 * int64_t{op.kv_heads}), "a value's size must be a multiple of 8");
       check(op.in, op.heads * op.head_size, "queries");
       check(op.key, op.kv_heads * op.head_size, "keys");
-      check(op.value, op.kv_heads * op.head_size, "values");
-      check(op.out, op.heads * op.head_size, "attention output");
+      check(op.value, op.value.width, "values");
+      check(op.out, op.heads * value_size(op), "attention output");
       refuse(weight && !is_vector(*weight, op.heads), "sinks are an fp32 vector, one for each head");
       refuse(op.in.buffer == op.out.buffer, "attention cannot write into its queries' buffer");
       refuse(op.key.buffer == op.out.buffer || op.value.buffer == op.out.buffer,
              "attention cannot write over keys and values");
       break;
+    case OUTRIDER_JOIN:
+      refuse(op.heads < 1 || op.in.width < 1 || op.in.width % std::max(op.heads, 1), "join needs heads of one size");
+      check(op.in, op.in.width, "heads' own columns");
+      check(op.key, op.key.width, "shared columns");
+      if (status == OUTRIDER_OK) check(op.out, op.in.width + op.heads * op.key.width, "joined heads");
+      refuse(op.in.buffer == op.out.buffer || op.key.buffer == op.out.buffer, "join cannot write into what it reads");
+      break;
     case OUTRIDER_ROUTE:
       refuse(op.heads < 1 || op.kv_heads < 1 || op.kv_heads > op.heads || op.heads > 1 << 20,
              "a token takes some of the experts");
-      refuse(op.integer < OUTRIDER_SOFTMAX || op.integer > OUTRIDER_SPARSE_MIXER,
+      refuse(op.integer < OUTRIDER_SOFTMAX || op.integer > OUTRIDER_SOFTMAX_GROUPS,
              "a token's experts are weighed in another way");
       if (status == OUTRIDER_OK && op.integer > OUTRIDER_SOFTMAX_CHOSEN) status = check_choice(op);
       refuse(bias && !is_vector(*bias, op.heads), "factors of experts are an fp32 vector, one for each expert");

@@ -265,12 +265,12 @@ struct Attend {
   float *out;            // likewise
   int64_t query_stride;  // from one token to the next
   int64_t out_stride;
-  int32_t position;     // of the first token
-  int32_t first_query;  // queries are (token, head of the group), token-major
-  int32_t query_count;  // of each kv head
-  int32_t heads;        // kv heads; of several, no more than kQueryBlock queries each
-  int32_t group;        // query heads per kv head
-  int32_t head_size;
+  int32_t position;               // of the first token
+  int32_t first_query;            // queries are (token, head of the group), token-major
+  int32_t query_count;            // of each kv head
+  int32_t heads;                  // kv heads; of several, no more than kQueryBlock queries each
+  int32_t group;                  // query heads per kv head
+  int32_t head_size, value_size;  // of a query or key, and of a value
   int32_t window;
   int32_t begin;  // the first key that anybody sees
   float scale;
@@ -282,9 +282,8 @@ struct Attend {
 
 // Of several kv heads, at most so many queries in all: what they gather stays in the nearest cache.
 constexpr int kQueryBlock = 8, kMostQueries = 16;
-static inline int64_t attention_scratch(int head_size) {
-  const int64_t padded = round_up(head_size, kLanes);
-  return kMostQueries * (kChunkTokens + 3 * padded);
+static inline int64_t attention_scratch(int head_size, int value_size) {
+  return kMostQueries * (kChunkTokens + round_up(head_size, kLanes) + 2 * round_up(value_size, kLanes));
 }
 
 // The delta rule's state of one head, [rows, columns]: after the pending updates, each state = state * decay + key deltas^T,
@@ -346,7 +345,8 @@ struct Kernels {
   void (*xielu)(const float *x, const Xielu &task, float *out, int width);
   // Of `count` vectors, `stride` floats from one to the next, the product of each with x.
   void (*products)(const float *vectors, int64_t stride, int count, const float *x, int width, float *out);
-  void (*store_cache)(const CacheView &cache, int position, const float *key, const float *value, int head_size);
+  void (*store_cache)(const CacheView &cache, int position, const float *key, const float *value, int head_size,
+                      int value_size);
   void (*attend)(const Attend &task);
   // The index of the largest logit (the first of equals), the runner-up's value, and whether all logits are numbers. With a mask (or
   // null) the largest of those whose bits are set; best is -inf where there is none.

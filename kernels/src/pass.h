@@ -108,6 +108,7 @@ struct Pass {
   void scale(const outrider_op &op, Rows rows, int thread);
   void xielu(const outrider_op &op, Rows rows, int thread);
   double softplus(double x) const;
+  void join(const outrider_op &op, Rows rows, int thread) const;
   void convolve(const outrider_op &op, size_t index, int thread);
   void convolve_columns(const outrider_op &op, const FeedState &feed, int32_t first, int32_t columns) const;
   void delta(const outrider_op &op, size_t index, int thread);

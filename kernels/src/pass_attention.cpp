@@ -129,10 +129,24 @@ CacheView Pass::view(const outrider_op &op, int64_t token, int64_t head) const {
 
 // A token's key and value of one head go into the cache.
 void Pass::store(const outrider_op &op, int64_t token, int64_t head) const {
-  const int64_t at = head * op.head_size;
+  const int64_t at = head * op.head_size, value_at = head * value_size(op);
   engine.kernels->store_cache(view(op, token, head), position[static_cast<size_t>(token)],
                               engine.buffer(op.key) + token * engine.stride(op.key) + at,
-                              engine.buffer(op.value) + token * engine.stride(op.value) + at, op.head_size);
+                              engine.buffer(op.value) + token * engine.stride(op.value) + value_at, op.head_size,
+                              value_size(op));
+}
+
+// What all heads share stands before what each has of its own.
+void Pass::join(const outrider_op &op, Rows rows, int thread) const {
+  const int64_t shared = op.key.width, own = op.in.width / op.heads, width = shared + own;
+  share(int64_t{rows.count} * op.heads, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t t = rows.first + item / op.heads, head = item % op.heads;
+      float *const out = engine.buffer(op.out) + t * engine.stride(op.out) + head * width;
+      std::copy_n(engine.buffer(op.key) + t * engine.stride(op.key), shared, out);
+      std::copy_n(engine.buffer(op.in) + t * engine.stride(op.in) + head * own, own, out + shared);
+    }
+  });
 }
 
 // The queries of one kv head from this token on, which lie in this row of the buffers; none of them yet.
@@ -143,11 +157,12 @@ Attend Pass::queries_from(const outrider_op &op, int64_t row, int64_t token, int
   task.query_stride = engine.stride(op.in);
   task.out_stride = engine.stride(op.out);
   task.query = engine.buffer(op.in) + row * task.query_stride + head * group * op.head_size;
-  task.out = engine.buffer(op.out) + row * task.out_stride + head * group * op.head_size;
+  task.out = engine.buffer(op.out) + row * task.out_stride + head * group * value_size(op);
   task.position = position[static_cast<size_t>(token)];
   task.heads = 1;
   task.group = group;
   task.head_size = op.head_size;
+  task.value_size = value_size(op);
   task.window = op.window;
   task.begin = engine.rows[static_cast<size_t>(feeds[static_cast<size_t>(feed_of[static_cast<size_t>(token)])].row)].begin;
   task.scale = op.scale;

@@ -10,6 +10,7 @@ import pytest
 from kernel_models import (
     BIGCODE,
     GROUPED,
+    LATENT,
     LLAMA,
     OPT,
     QWEN,
@@ -59,6 +60,7 @@ def test_against_the_reference(shape: Shape, format: Format) -> None:
     "shape",
     [
         pytest.param(QWEN, id="window"),
+        pytest.param(LATENT, id="values"),
         pytest.param(GROUPED, id="grouped", marks=pytest.mark.slow),
         pytest.param(OPT, id="heads", marks=pytest.mark.slow),
         pytest.param(BIGCODE, id="one head", marks=pytest.mark.slow),
@@ -105,8 +107,8 @@ def rows_that_fit(model: Packed, cache_bytes: int) -> int:
 @pytest.mark.parametrize("kept", Cache)
 @pytest.mark.parametrize(
     "shape",
-    [LLAMA, BIGCODE, Shape(width=96, heads=4, kv_heads=2, layers=2), SHARED],
-    ids=["a", "b", "odd", "shared"],
+    [LLAMA, BIGCODE, LATENT, Shape(width=96, heads=4, kv_heads=2, layers=2), SHARED],
+    ids=["a", "b", "values", "odd", "shared"],
 )
 def test_what_a_token_takes_is_as_the_program_says(shape: Shape, kept: Cache) -> None:
     model = packed(shape, Format.W4A8)

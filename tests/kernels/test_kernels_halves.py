@@ -11,6 +11,7 @@ import pytest
 from kernel_models import (
     CAPPED,
     GROUPED,
+    LATENT,
     LLAMA,
     LONG,
     OPT,
@@ -42,6 +43,7 @@ DIVIDED = {
     "opt": OPT,
     "capped": CAPPED,
     "long": LONG,
+    "latent": LATENT,
 }
 
 

@@ -28,6 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "groups by sigmoids": dict(routing=Routing.SIGMOID_EACH, groups=12, groups_kept=5),
     "corrected softmax": dict(routing=Routing.SOFTMAX_SHARE, corrected=True, epsilon=1e-12),
     "no less than a half": dict(routing=Routing.SOFTMAX_SHARE, epsilon=0.5),
+    "softmax of groups": dict(routing=Routing.SOFTMAX_GROUPS, groups=4, groups_kept=2, scale=16.0),
     "sparse mixer": dict(routing=Routing.SPARSE_MIXER, epsilon=0.3),
     "a factor for each": dict(routing=Routing.SOFTMAX_CHOSEN, factored=True, scale=1.5),
 }
@@ -74,7 +75,8 @@ def _chosen(row: Any, chosen: int, corrections: Scores, way: dict[str, Any]) -> 
     allowed = list(range(len(row)))
     if "groups" in way:
         size = len(row) // way["groups"]
-        sums = [sum(sorted(values[first : first + size])[-2:]) for first in range(0, len(row), size)]
+        counted = 1 if routing is Routing.SOFTMAX_GROUPS else 2
+        sums = [sum(sorted(values[first : first + size])[-counted:]) for first in range(0, len(row), size)]
         kept = sorted(range(way["groups"]), key=lambda group: -sums[group])[: way["groups_kept"]]
         allowed = [expert for expert in allowed if expert // size in kept]
     best = sorted(allowed, key=lambda expert: -values[expert])[:chosen]
@@ -176,7 +178,7 @@ def changed(program: Program, **fields: Any) -> Program:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        (dict(integer=6), "a token's experts are weighed in another way"),
+        (dict(integer=max(Routing) + 1), "a token's experts are weighed in another way"),
         (dict(integer=Routing.SPARSE_MIXER), "a sparse mixer takes two experts, without corrections or groups"),
         (dict(weight=0), "corrections are an fp32 vector, one for each expert"),
         (dict(bias=0), "factors of experts are an fp32 vector, one for each expert"),

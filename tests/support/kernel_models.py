@@ -24,6 +24,8 @@ class Shape:
     rows for which its rope's first frequencies hold. ``shared``: layers from the third on have queries alone, for the keys
     and values of the layer two before them, and each multiplies what comes out by a number.
     ``clipped``: queries, keys and values within a bound, queries times factors by position, and xIELU.
+    ``value``: columns of a head's values, which have a size of their own; eight of a key's columns are the same for all
+    heads then, and have rope.
     """
 
     style: str = "llama"
@@ -45,6 +47,7 @@ class Shape:
     delta: bool = False
     shared: bool = False
     clipped: bool = False
+    value: int = 0
 
 
 LLAMA = Shape()
@@ -59,6 +62,8 @@ MIXTURE = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, experts=7, c
 HYBRID = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, layers=3, vocabulary=101, taps=4)
 DELTA = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=3, delta=True)
 SHARED = Shape(width=160, heads=4, kv_heads=2, inner=104, group=32, layers=4, vocabulary=101, window=21, shared=True)
+LATENT = Shape(width=144, heads=6, kv_heads=3, inner=104, group=32, vocabulary=101, window=37, value=40)
+NARROW = Shape(width=160, heads=4, kv_heads=4, inner=72, group=32, vocabulary=97, value=8)
 CLAMPED = Shape(
     width=128, heads=4, kv_heads=2, inner=96, group=32, experts=20, chosen=2, activation=Activation.CLAMPED_SWIGLU
 )
@@ -68,6 +73,8 @@ SHAPES = {
     "clipped": CLIPPED,
     "hybrid": HYBRID,
     "delta": DELTA,
+    "latent": LATENT,
+    "narrow": NARROW,
     "mixture": MIXTURE,
     "clamped": CLAMPED,
     "capped": CAPPED,
@@ -104,6 +111,13 @@ def build(shape: Shape, precision: Format) -> Program:
         h = norm(x, at + "norm1")
         if shape.taps and layer != 1:
             x = (_delta_net if shape.delta else _convolution)(builder, shape, at, h, x)
+            continue
+        if shape.value:
+            x = _latent(builder, shape, at, h, x)
+            h = norm(x, at + "norm2")
+            matrix = (shape.inner, width)
+            m = builder.gated(h, Tensor(at + "gate", matrix), Tensor(at + "up", matrix), shape.activation)
+            x = builder.linear(m, [Tensor(at + "down", (width, shape.inner))], residual=x)
             continue
         reads = shape.shared and layer >= 2
         sizes = {"q": width} if reads else {"q": width, "k": kv_width, "v": kv_width}
@@ -156,6 +170,21 @@ def build(shape: Shape, precision: Format) -> Program:
     x = norm(x, "norm")
     bounds: dict[str, Any] = dict(scale=0.25, cap=4.0) if shape.capped else {}
     return builder.finish(builder.linear(x, [Tensor("head", (shape.vocabulary, width))], **bounds))
+
+
+def _latent(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
+    turned, heads, kv_heads, width = 8, shape.heads, shape.kv_heads, shape.width
+    own, values = width // heads - turned, kv_heads * shape.value
+    sizes = {"q": width, "k": kv_heads * own, "shared": turned, "v": values}
+    query, key, shared, value = builder.linear(h, [Tensor(at + name, (size, width)) for name, size in sizes.items()]).split(
+        *sizes.values()
+    )
+    frequencies = [float(np.float32(10000.0 ** (-2 * i / turned))) for i in range(turned // 2)]
+    builder.rope(query, frequencies, heads=heads)
+    builder.rope(shared, frequencies, heads=1)
+    joined = builder.join(key, shared, heads=kv_heads)
+    a = builder.attention(query, joined, value, heads=heads, kv_heads=kv_heads, window=shape.window)
+    return builder.linear(a, [Tensor(at + "o", (width, heads * shape.value))], residual=x)
 
 
 def _convolution(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:

@@ -64,7 +64,7 @@ def rewritten(path: Path, change: Callable[[Tensors], Tensors]) -> Path:
 
 
 def is_linear(name: str) -> bool:
-    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight"))
+    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "_with_mqa.weight"))
 
 
 def compressed(path: Path, *, format: str = "pack-quantized", activations: Any = None, **weights: Any) -> Path:
@@ -112,7 +112,7 @@ def extremes(value: torch.Tensor, weights: dict[str, Any]) -> tuple[torch.Tensor
 
 
 def block_fp8(path: Path, block: int = 32) -> Path:
-    """As DeepSeek and Qwen publish fp8: a scale for each square of weights."""
+    """As DeepSeek and Qwen publish fp8: a scale for each square of weights, the last ones not whole."""
 
     def change(tensors: Tensors) -> Tensors:
         result: Tensors = {}
@@ -120,9 +120,12 @@ def block_fp8(path: Path, block: int = 32) -> Path:
             if not is_linear(name):
                 result[name] = value
                 continue
-            blocks = value.float().unflatten(1, (-1, block)).unflatten(0, (-1, block))
+            rows, columns = value.shape
+            whole = torch.nn.functional.pad(value.float(), (0, -columns % block, 0, -rows % block))
+            blocks = whole.unflatten(1, (-1, block)).unflatten(0, (-1, block))
             scale = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448
-            result[name] = (blocks / scale).flatten(0, 1).flatten(1, 2).to(torch.float8_e4m3fn)
+            codes = (blocks / scale).flatten(0, 1).flatten(1, 2)[:rows, :columns]
+            result[name] = codes.to(torch.float8_e4m3fn)
             result[f"{name}_scale_inv"] = scale[:, 0, :, 0]
         return result
 

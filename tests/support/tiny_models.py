@@ -90,6 +90,16 @@ GEMMA4 = LLAMA | {
     "vocab_size_per_layer_input": 407,
     "final_logit_softcapping": 3.0,
 }
+# Values of another size than keys, of which a part has rope.
+LATENT: dict[str, Any] = LLAMA | {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+YARN: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 32, "mscale": 0.7, "mscale_all_dim": 0.7}
 
 # name: (model_type, configuration)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -247,6 +257,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", LLAMA | {"head_dim": 32, "pad_token_id": 0, "tie_word_embeddings": True}),
     "ernie": ("ernie4_5", LLAMA | {"head_dim": 24, "use_bias": True}),
     "helium": ("helium", LLAMA | {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "youtu": ("youtu", LATENT | {"q_lora_rank": None, "attention_bias": True} | _rope("yarn", **YARN)),
+    "youtu-wide": ("youtu", LATENT | {"v_head_dim": 40, "rope_interleave": False, "tie_word_embeddings": False}),
     "neox": ("gpt_neox", NEOX),
     "neox-serial": (
         "gpt_neox",
@@ -415,6 +427,44 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 1}
         | {"num_hidden_layers": 3, "sliding_window": 6, "max_window_layers": 1, "first_k_dense_replace": 1}
         | {"attention_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    ),
+    "deepseek-v2": (
+        "deepseek_v2",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "first_k_dense_replace": 1}
+        | {"q_lora_rank": None, "num_hidden_layers": 3, "attention_bias": True}
+        | _rope("yarn", **YARN),
+    ),
+    "deepseek-v2-groups": (
+        "deepseek_v2",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 1}
+        | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
+        | {"v_head_dim": 24},
+    ),
+    "deepseek-v3-halves": (
+        "deepseek_v3",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 6, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}
+        | {"first_k_dense_replace": 0, "rope_interleave": False, "attention_bias": True, "q_lora_rank": None},
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
+        | {"first_k_dense_replace": 1, "num_hidden_layers": 3, "v_head_dim": 8}
+        | _rope("yarn", **YARN),
+    ),
+    "glm4-moe-lite": (
+        "glm4_moe_lite",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "v_head_dim": 24}
+        | {"mlp_layer_types": ["sparse", "dense"], "n_shared_experts": 2},
     ),
     "exaone-moe": (
         "exaone_moe",

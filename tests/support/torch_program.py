@@ -119,6 +119,9 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             first, second, beta, epsilon = weight
             negative = (torch.expm1(torch.minimum(x, epsilon)) - x) * (beta + torch.nn.functional.softplus(second))
             return torch.where(x > 0, torch.nn.functional.softplus(first) * x * x, negative) + beta * x
+        case Kind.JOIN:
+            own = x.view(len(tokens), op.heads, -1)
+            return torch.cat([read(op.key)[:, None].expand(-1, op.heads, -1), own], dim=2).flatten(1)
         case Kind.DELTA:
             return _delta(op, x, read(op.key), read(op.value), read(op.residual), weight, bias)
         case Kind.ATTENTION:
@@ -135,7 +138,7 @@ def _attention(
     if op.window:
         seen &= positions[None] > positions[:, None] - op.window
     q, k, v = (
-        part.view(count, heads, op.head_size).transpose(0, 1)
+        part.view(count, heads, -1).transpose(0, 1)
         for part, heads in ((query, op.heads), (key, op.kv_heads), (value, op.kv_heads))
     )
     k, v = (part.repeat_interleave(op.heads // op.kv_heads, dim=0) for part in (k, v))

@@ -101,6 +101,29 @@ def test_what_a_family_alone_may_say_otherwise_is_refused(name: str, changes: di
     assert sentence in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_key_value_heads": 3}, 'does not know "num_key_value_heads": 3'),
+        ({"head_dim": 24}, 'does not know "head_dim": 24'),
+        ({"qk_head_dim": 32}, 'does not know "qk_head_dim": 32'),
+        ({"qk_rope_head_dim": 7, "head_dim": None, "qk_head_dim": None}, 'does not know "qk_rope_head_dim": 7'),
+        ({"qk_nope_head_dim": 12, "qk_head_dim": None}, "cannot lay this model out: attention of 6/6 heads over 120,"),
+        ({"v_head_dim": 12}, "cannot lay this model out: attention of 6/6 heads over 144, 144, 72 columns"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": "4", "mscale_all_dim": 1.0}},
+            "the rope type 'yarn' misstates 'factor': '4'",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0, "mscale_all_dim": 1.0}}, 'does not know "mscale_all_dim"'),
+    ],
+)
+def test_latent_attention_of_other_sizes_is_refused(changes: dict, sentence: str) -> None:
+    config = tiny_model("youtu-wide").config.to_dict()
+    with pytest.raises(ModelError) as refusal:
+        build_program(config | changes, Format.BF16)
+    assert sentence in str(refusal.value)
+
+
 @pytest.mark.parametrize("name", ["seed_oss", "glm", "mistral", "qwen3"])
 def test_heads_without_a_number_or_size_of_their_own_follow_from_the_others(name: str) -> None:
     """null says that, as in transformers; without a word it is the family's usual number."""

@@ -131,6 +131,16 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
     if kind in ("phi", "stablelm"):
         sizes = dict(hidden_size=heads * head_size, num_attention_heads=heads, num_key_value_heads=kv_heads)
         return common | sizes | dict(intermediate_size=ffn)
+    if "kv_lora_rank" in settings:
+        # Each of a head's parts has a size of its own.
+        turned, value = int(random.choice([2, 8, 16, 40])), int(random.choice([8, 16, 24, 64, 72]))
+        plain = head_size + -turned % 8
+        # transformers takes neighbouring columns behind these as complex numbers.
+        ranks = dict(kv_lora_rank=2 * int(random.integers(3, 20)))
+        ranks |= dict(q_lora_rank=int(random.integers(5, 40))) if settings["q_lora_rank"] else {}
+        sizes = dict(num_attention_heads=heads, num_key_value_heads=heads, intermediate_size=ffn)
+        parts = dict(qk_rope_head_dim=turned, qk_nope_head_dim=plain, v_head_dim=value)
+        return common | ranks | sizes | parts | dict(hidden_size=heads * int(random.integers(5, 40)))
     if kind == "gpt_neox":
         # A quarter of a head is a whole number of pairs.
         size = int(random.choice([8, 16, 24, 64, 72]))

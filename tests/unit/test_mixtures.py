@@ -10,9 +10,9 @@ import pytest
 import torch
 from family_texts import LENGTHS, WRITTEN, difference, one_thread, prompt
 from native_models import TOKENS, logits, open_native
-from quantised_models import Tensors, compressed, rewritten, set_config
+from quantised_models import Tensors, block_fp8, compressed, rewritten, set_config
 from safetensors.torch import load_file
-from tiny_models import tiny_model
+from tiny_models import one_by_one, tiny_model
 from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -39,7 +39,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "ernie-moe", "minimax-m2", "lfm2-moe", "phimoe"]
+    "name",
+    [
+        "mixtral",
+        "qwen2-moe",
+        "qwen3-moe",
+        "olmoe",
+        "glm4-moe",
+        "ernie-moe",
+        "minimax-m2",
+        "lfm2-moe",
+        "phimoe",
+        "deepseek-v3",
+    ],
 )
 def test_experts_that_lie_together_are_those_that_lie_apart(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)
@@ -67,9 +79,11 @@ def test_names_of_a_family_s_makers_are_those_of_transformers(name: str, tmp_pat
     np.testing.assert_array_equal(logits(open_native(tmp_path, "fp32", threads=1)), found)
 
 
-def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
-    model = tiny_model("glm4-moe", num_nextn_predict_layers=1)
+@pytest.mark.parametrize("name", ["glm4-moe", "deepseek-v3-halves", "glm4-moe-lite"])
+def test_layers_that_guess_further_tokens_are_left_out(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name)
     model.save_pretrained(tmp_path)
+    set_config(tmp_path, num_nextn_predict_layers=1)
     rewritten(tmp_path, lambda tensors: tensors | {"model.layers.2.eh_proj.weight": torch.zeros(4, 4)})
     lay_out(tmp_path, PRECISIONS["bf16"])
     rewritten(tmp_path, lambda tensors: tensors | {"model.layers.3.eh_proj.weight": torch.zeros(4, 4)})
@@ -96,6 +110,14 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
         ("minimax-m2", {"scoring_func": "softmax"}, r'"scoring_func": .softmax.'),
         ("afmoe", {"route_norm": False}, r'"route_norm": False'),
         ("lfm2-moe", {"layer_types": None}, r'has no "layer_types"'),
+        ("deepseek-v3", {"n_group": 8}, r'3 of 8 experts cannot be chosen with "n_group": 8, "topk_group": 2'),
+        ("deepseek-v3", {"scoring_func": "softmax"}, r'"scoring_func": .softmax.'),
+        ("deepseek-v3", {"topk_method": "greedy"}, r'"topk_method": .greedy.'),
+        ("deepseek-v3", {"moe_layer_freq": 2}, r'"moe_layer_freq": 2'),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, r'"topk_method": .noaux_tc.'),
+        ("deepseek-v2", {"norm_topk_prob": True}, r'"norm_topk_prob": True'),
+        ("deepseek-v2-groups", {"topk_group": 5}, r'cannot be chosen with "n_group": 4, "topk_group": 5'),
+        ("glm4-moe-lite", {"mlp_layer_types": None, "first_k_dense_replace": 2}, r'"first_k_dense_replace": 2'),
         ("phimoe", {"num_experts_per_tok": 3}, r'"num_experts_per_tok": 3'),
         ("phimoe", {"num_local_experts": 1}, "a token takes two experts, there is 1"),
         ("cohere2-moe", {"expert_selection_fn": "tanh"}, r'"expert_selection_fn": .tanh.'),
@@ -237,9 +259,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         lay_out(tmp_path, PRECISIONS["bf16"])
 
 
-@pytest.mark.parametrize("name", ["phi3", "qwen3-moe", "qwen2-moe", "mixtral"])
+@pytest.mark.parametrize("name", ["phi3", "qwen3-moe", "qwen2-moe", "mixtral", "deepseek-v2-groups"])
 def test_codes_of_fused_matrices_and_of_experts_are_kept(name: str, tmp_path: Path) -> None:
-    sizes = {"intermediate_size": 192, "head_dim": 16, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
+    sizes = {"q_lora_rank": 32, "kv_lora_rank": 64, "v_head_dim": 16}
+    sizes |= {"intermediate_size": 192, "head_dim": 16, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
     sizes = {key: size for key, size in sizes.items() if hasattr(tiny_model(name).config, key)}
     model = tiny_model(name, **sizes)
     model.save_pretrained(tmp_path)
@@ -250,6 +273,35 @@ def test_codes_of_fused_matrices_and_of_experts_are_kept(name: str, tmp_path: Pa
     assert {weight.stored.codes for weight in kept} == {Codes.INT4} and len(kept) >= 8
     found, dequantised = (logits(open_native(tmp_path, each, threads=1)) for each in ("w8af32", "fp32"))
     assert np.abs(found - dequantised).max() < 1e-4 * np.abs(dequantised).max()
+
+
+@one_thread()
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["deepseek-v3", "youtu-wide"])
+def test_fp8_by_blocks_is_what_its_numbers_are_in_the_order_that_rope_wants(name: str, tmp_path: Path) -> None:
+    """Rows of queries, keys and values are laid out in another order; blocks end within heads, and one is not whole."""
+    sizes = {"intermediate_size": 192, "q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 16}
+    model = tiny_model(name, **sizes | ({"moe_intermediate_size": 32} if name == "deepseek-v3" else {}))
+    model.save_pretrained(tmp_path)
+    block_fp8(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored["model.layers.1.self_attn.q_b_proj.weight_scale_inv"].shape == (5, 2)
+    plain = {key: value for key, value in stored.items() if not key.endswith("_scale_inv")}
+    for key in [key for key in stored if key.endswith("_scale_inv")]:
+        weight = key.removesuffix("_scale_inv")
+        scales = stored[key].repeat_interleave(32, 0).repeat_interleave(32, 1)
+        rows, columns = plain[weight].shape
+        plain[weight] = plain[weight].float() * scales[:rows, :columns]
+    numbers = tmp_path / "numbers"
+    model.save_pretrained(numbers)
+    rewritten(numbers, lambda tensors: plain)
+    theirs = AutoModelForCausalLM.from_pretrained(numbers, dtype=torch.float32, attn_implementation="eager").eval()
+    one_by_one(theirs)
+    expected = theirs(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    found = logits(open_native(tmp_path, "fp32", threads=1))
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    kept = [weight for weight in lay_out(tmp_path, PRECISIONS["bf16"]).program.weights if weight.storage is not None]
+    assert {weight.stored.codes for weight in kept} == {Codes.E4M3} and len(kept) >= 10
 
 
 @one_thread()

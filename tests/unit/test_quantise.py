@@ -90,6 +90,8 @@ FEEDERS = {
     "exaone": 4,
     "exaone4": 2,
     "vaultgemma": 2,
+    "youtu": 5,
+    "youtu-wide": 6,
     "glm": 4,
     "glm4": 4,
     "ernie": 4,

@@ -67,7 +67,7 @@ def scored_tokens(program: Program, asked: int | None) -> int:
 
 def _context_share(program: Program) -> float:
     """As if no layer had a window: what long rows take less there, passes tell."""
-    kept = sum(2 * op.kv_heads * op.head_size for op in program.caches)
+    kept = sum(op.kv_heads * (op.head_size + op.value_size) for op in program.caches)
     read = sum(packed_bytes(weight) for weight in program.weights if not weight.table)
     return kept * program.cache.element_bytes / read
 

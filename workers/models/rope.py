@@ -285,6 +285,19 @@ def _rope(inverse: Float32Array, factor: float = 1.0) -> Rope:
     return Rope(tuple(float(value) for value in inverse.astype(np.float32)), factor)
 
 
+def latent_factor(config: Config) -> float:
+    """What DeepSeek's attention multiplies its scores by where yarn has an ``mscale_all_dim``: its factor, squared."""
+    parameters = _parameters(config, config.get("rope_scaling") or config.get("rope_parameters") or {})
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "default" or not parameters.get("mscale_all_dim"):
+        return 1.0
+    for key in ("mscale_all_dim", "factor"):
+        if not _positive(parameters.get(key)):
+            raise ModelError(f"{config.source}: the rope type {kind!r} misstates {key!r}: {parameters.get(key)!r}")
+    factor = float(parameters["factor"])
+    return (0.1 * float(parameters["mscale_all_dim"]) * _log(factor) + 1.0) ** 2 if factor > 1.0 else 1.0
+
+
 def _log(x: float) -> float:
     return float(arithmetic.log(np.array([x]))[0])
 

@@ -82,6 +82,8 @@ class Forward:
             long = op.longest and self._length > op.longest
             frequencies = self._program.weights[op.bias if long else op.weight].values
             return _rope(op, x, torch.tensor(frequencies), self._length)
+        if op.kind is Kind.JOIN:
+            return _join(op, x, _part(buffers, op.key))
         if op.kind is Kind.ATTENTION:
             sinks = None if op.weight < 0 else self._weight(op.weight)
             return _attention(op, x, _part(buffers, op.key), _part(buffers, op.value), self._length, sinks)
@@ -141,13 +143,19 @@ def _rope(op: Op, x: Tensor, frequencies: Tensor, length: int) -> Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=3).reshape(x.shape)
 
 
+def _join(op: Op, own: Tensor, shared: Tensor) -> Tensor:
+    heads = own.reshape(len(own), op.heads, -1)
+    return torch.cat([shared[:, None].expand(-1, op.heads, -1), heads], dim=2).reshape(len(own), -1)
+
+
 def _cap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap if cap else x
 
 
 def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int, sinks: Tensor | None) -> Tensor:
     queries = query.reshape(-1, length, op.heads, op.head_size).transpose(1, 2)
-    keys, values = (x.reshape(-1, length, op.kv_heads, op.head_size).transpose(1, 2) for x in (key, value))
+    keys = key.reshape(-1, length, op.kv_heads, op.head_size).transpose(1, 2)
+    values = value.reshape(-1, length, op.kv_heads, op.value_size).transpose(1, 2)
     mask = None
     if op.window:
         distance = torch.arange(length)[:, None] - torch.arange(length)
@@ -161,7 +169,7 @@ def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int, s
             q[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, scale=op.scale, enable_gqa=True
         )
         outputs.append(attended[0])
-    return torch.stack(outputs).transpose(1, 2).reshape(query.shape)
+    return torch.stack(outputs).transpose(1, 2).reshape(len(query), -1)
 
 
 def _scored_attention(op: Op, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:

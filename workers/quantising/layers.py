@@ -146,7 +146,7 @@ def _through_attention(program: Program, number: int, start: int, stop: int) -> 
     if ops[maker].activation is Activation.NONE and not _touched(ops[maker + 1 : number], op.value):
         bias = () if ops[maker].bias < 0 else _rows(program.weights[ops[maker].bias], first, last)
         repeats = op.heads // op.kv_heads
-        yield Feeder(tuple(readers), (), _rows(matrix_of(program, maker), first, last), bias, op.head_size, repeats)
+        yield Feeder(tuple(readers), (), _rows(matrix_of(program, maker), first, last), bias, op.value_size, repeats)
 
 
 def _touched(ops: Iterable[Op], part: Slice) -> bool:

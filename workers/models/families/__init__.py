@@ -26,6 +26,7 @@ from outrider.workers.models.families import (
     gpt_neox,
     gptj,
     granite,
+    latent,
     lfm2,
     llama,
     ministral3,
@@ -55,6 +56,8 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "cohere2": cohere.cohere2,
     "cohere2_moe": cohere_moe.cohere2_moe,
     "cwm": llama.cwm,
+    "deepseek_v2": latent.deepseek_v2,
+    "deepseek_v3": latent.deepseek_v3,
     "dots1": corrected_mixtures.dots1,
     "ernie4_5": glm.ernie4_5,
     "ernie4_5_moe": corrected_mixtures.ernie4_5_moe,
@@ -71,6 +74,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "glm": glm.glm,
     "glm4": glm.glm4,
     "glm4_moe": corrected_mixtures.glm4_moe,
+    "glm4_moe_lite": latent.glm4_moe_lite,
     "gpt2": gpt2.gpt2,
     "gpt_bigcode": gpt_bigcode.gpt_bigcode,
     "gpt_neo": gpt_neo.gpt_neo,
@@ -123,6 +127,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "stablelm": stablelm.stablelm,
     "starcoder2": starcoder2.starcoder2,
     "vaultgemma": gemma.vaultgemma,
+    "youtu": latent.youtu,
 }
 
 

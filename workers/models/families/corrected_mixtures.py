@@ -32,12 +32,12 @@ def glm4_moe(config: Config, begin: Begin) -> Program:
     config.get("num_nextn_predict_layers")  # these guess further tokens (formats/unexpected_tensors.py)
     first, partial = config.whole("first_k_dense_replace", 1), config.number("partial_rotary_factor", 0.5)
     count = config.size("n_routed_experts", config.get("num_local_experts", 128))
-    shared, router = config.size("n_shared_experts", 1), _deepseek(config, normalised=True)
+    shared, router = config.size("n_shared_experts", 1), deepseek_router(config)
     style = Style(
         qkv_bias=config.flag("attention_bias", False),
         head_norms=HeadNorms.EACH if config.flag("use_qk_norm", False) else HeadNorms.NONE,
         ropes=[read_rope(config, sizes.head_size, sizes.context, partial=partial)] * sizes.layers,
-        mixer=mixture(sizes, _experts(config, count, 8, 1408, shared, router, lambda layer: layer >= first)),
+        mixer=mixture(sizes, deepseek_experts(config, count, 8, 1408, shared, router, lambda layer: layer >= first)),
     )
     return decoder(config, begin, sizes, style)
 
@@ -49,11 +49,11 @@ def solar_open(config: Config, begin: Begin) -> Program:
         config.only(key, always)
     partial = config.number("partial_rotary_factor", 1.0)
     count = config.size("n_routed_experts", config.get("num_local_experts", 128))
-    shared, router = config.size("n_shared_experts", 1), _deepseek(config, normalised=True)
+    shared, router = config.size("n_shared_experts", 1), deepseek_router(config)
     style = Style(
         qkv_bias=config.flag("attention_bias", False),
         ropes=[read_rope(config, sizes.head_size, sizes.context, theta=1000000.0, partial=partial)] * sizes.layers,
-        mixer=mixture(sizes, _experts(config, count, 8, 1280, shared, router, lambda layer: True)),
+        mixer=mixture(sizes, deepseek_experts(config, count, 8, 1280, shared, router, lambda layer: True)),
     )
     return decoder(config, begin, sizes, style)
 
@@ -64,13 +64,13 @@ def dots1(config: Config, begin: Begin) -> Program:
     first, dense = config.number("max_window_layers", 62), config.whole("first_k_dense_replace", 0)
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if window and layer >= first else FULL)
     count = config.size("n_routed_experts", config.get("num_local_experts"))
-    shared, router = config.size("n_shared_experts"), _deepseek(config, normalised=False)
+    shared, router = config.size("n_shared_experts"), deepseek_router(config, normalised=False)
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
         head_norms=HeadNorms.EACH,
         windows=windows(config, types, window),
-        mixer=mixture(sizes, _experts(config, count, None, 1408, shared, router, lambda layer: layer >= dense)),
+        mixer=mixture(sizes, deepseek_experts(config, count, None, 1408, shared, router, lambda layer: layer >= dense)),
     )
     return decoder(config, begin, sizes, style)
 
@@ -84,13 +84,13 @@ def exaone_moe(config: Config, begin: Begin) -> Program:
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if window and (layer + 1) % pattern else FULL)
     sparse = sparse_layers(config, sizes.layers, config.whole("first_k_dense_replace", 1))
     count, shared = config.size("num_experts", 64), config.size("num_shared_experts", 1)
-    router = _deepseek(config, normalised=True, scale=2.5)
+    router = deepseek_router(config, scale=2.5)
     rope = read_rope(config, sizes.head_size, sizes.context)
     style = Style(
         head_norms=HeadNorms.EACH,
         windows=windows(config, types, window),
         ropes=[rope if kind == SLIDING or not window else None for kind in types],
-        mixer=mixture(sizes, _experts(config, count, 8, 1024, shared, router, sparse.__getitem__)),
+        mixer=mixture(sizes, deepseek_experts(config, count, 8, 1024, shared, router, sparse.__getitem__)),
     )
     return decoder(config, begin, sizes, style)
 
@@ -113,21 +113,26 @@ def hy_v3(config: Config, begin: Begin) -> Program:
         output_bias=bias,
         head_norms=HeadNorms.EACH,
         ropes=[read_rope(config, sizes.head_size, sizes.context, theta=11158840.0)] * sizes.layers,
-        mixer=mixture(sizes, _experts(config, count, 8, 1536, shared, router, sparse.__getitem__)),
+        mixer=mixture(sizes, deepseek_experts(config, count, 8, 1536, shared, router, sparse.__getitem__)),
     )
     return decoder(config, begin, sizes, style)
 
 
-def _deepseek(config: Config, *, normalised: bool, scale: float = 1.0) -> Callable[[int, int], Router]:
-    """The router of DeepSeek V3 for so many experts, of which a token takes so many."""
+def deepseek_router(
+    config: Config, *, normalised: bool = True, scale: float = 1.0, groups: tuple[int, int] = (1, 1)
+) -> Callable[[int, int], Router]:
+    """The router of DeepSeek V3 for so many experts, of which a token takes so many.
+
+    ``groups``: how many there are, and how many are chosen from, where the configuration does not say.
+    """
     routing = Routing.SIGMOID_SHARE if config.flag("norm_topk_prob", normalised) else Routing.SIGMOID_EACH
 
     def router(count: int, chosen: int) -> Router:
-        groups, kept = groups_of(config, count, chosen)
+        count_of_groups, kept = groups_of(config, count, chosen, groups)
         return Router(
             routing,
             corrections="gate.e_score_correction_bias",
-            groups=groups,
+            groups=count_of_groups,
             groups_kept=kept,
             epsilon=SMALLEST_SUM,
             scale=config.number("routed_scaling_factor", scale),
@@ -136,7 +141,7 @@ def _deepseek(config: Config, *, normalised: bool, scale: float = 1.0) -> Callab
     return router
 
 
-def _experts(
+def deepseek_experts(
     config: Config,
     count: int,
     chosen: int | None,
@@ -212,7 +217,7 @@ def afmoe(config: Config, begin: Begin) -> Program:
         norms_behind=("post_attention_layernorm", "post_mlp_layernorm"),
         embedding_scale=lambda builder: sizes.hidden**0.5 if scaled else 1.0,
         attention=_gated_attention(sizes, [rope if kind == SLIDING else None for kind in types], each, bias),
-        mixer=mixture(sizes, _experts(config, count, 6, 1408, shared, router, lambda layer: layer >= dense)),
+        mixer=mixture(sizes, deepseek_experts(config, count, 6, 1408, shared, router, lambda layer: layer >= dense)),
     )
     return decoder(config, begin, sizes, style)
 

@@ -183,9 +183,9 @@ def chosen_experts(config: Config, count: int, usual: int | None, key: str = "nu
     return chosen
 
 
-def groups_of(config: Config, count: int, chosen: int) -> tuple[int, int]:
+def groups_of(config: Config, count: int, chosen: int, usual: tuple[int, int] = (1, 1)) -> tuple[int, int]:
     """How many groups of experts there are, and how many of them a token chooses from."""
-    groups, kept = config.size("n_group", 1), config.size("topk_group", 1)
+    groups, kept = config.size("n_group", usual[0]), config.size("topk_group", usual[1])
     # transformers adds up the best two of every group, even where there is but one.
     if count % groups or count // groups < 2 or kept > groups or chosen > kept * (count // groups):
         raise ModelError(

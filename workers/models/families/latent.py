@@ -1,0 +1,199 @@
+"""Latent attention: keys and values of all heads are made from one narrow vector a token.
+
+DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), GLM-4.7-Flash and Youtu. Every head's keys and values go into the
+cache as they are multiplied, values in their own size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Norm, Program, Routing, Slice
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.corrected_mixtures import deepseek_experts, deepseek_router
+from outrider.workers.models.families.experts import Router, groups_of, mixture, sparse_layers
+from outrider.workers.models.families.parts import Begin, Linear, Ranges
+from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
+from outrider.workers.models.rope import Rope, latent_factor, read_rope
+
+# Of the norms of what queries, keys and values are made from; configurations state that of the others.
+EPSILON = 1e-6
+# Of training, and of layers that guess further tokens (formats/unexpected_tensors.py).
+UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers")
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """``plain`` columns of a head's queries and keys have no position, ``turned`` ones have rope; its values are ``value``.
+
+    Queries are made from a vector of ``query_rank`` columns (0: from the layer's input), keys and values from one of
+    ``rank``. ``paired``: rope turns neighbouring columns. The keys' turned columns are the same for all heads.
+    """
+
+    query_rank: int
+    rank: int
+    plain: int
+    turned: int
+    value: int
+    paired: bool
+    bias: bool
+    scale: float
+    rope: Rope
+
+
+def deepseek_v2(config: Config, begin: Begin) -> Program:
+    sizes = _sizes(config, layers=32, ffn=11008, heads=32)
+    for key, always in (("rope_interleave", True), ("mlp_bias", False), ("norm_topk_prob", False)):
+        config.only(key, always)
+    _check_experts(config, "softmax")
+    dense, method = config.whole("first_k_dense_replace", 0), config.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise config.unknown(f'"topk_method": {method!r}')
+
+    def router(count: int, chosen: int) -> Router:
+        # The best experts of all need no groups.
+        groups, kept = groups_of(config, count, chosen) if method != "greedy" else (1, 1)
+        for unused in ("n_group", "topk_group"):
+            config.get(unused)
+        scale = config.number("routed_scaling_factor", 1.0)
+        routing = Routing.SOFTMAX_GROUPS if kept < groups else Routing.SOFTMAX
+        return Router(routing, groups=groups, groups_kept=kept, scale=scale)
+
+    shared = config.size("n_shared_experts", 2)
+    count = config.size("n_routed_experts", config.get("num_experts", 64))
+    experts = deepseek_experts(config, count, None, 1407, shared, router, lambda layer: layer >= dense)
+    latent = _latent(config, sizes, query_rank=1536, plain=128, value=128)
+    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixture(sizes, experts)))
+
+
+def deepseek_v3(config: Config, begin: Begin) -> Program:
+    sizes = _sizes(config, layers=61, ffn=18432, heads=128)
+    _check_experts(config, "sigmoid")
+    config.only("topk_method", "noaux_tc")
+    dense, router = config.whole("first_k_dense_replace", 3), deepseek_router(config, scale=2.5, groups=(8, 4))
+    shared = config.size("n_shared_experts", 1)
+    count = config.size("n_routed_experts", config.get("num_local_experts", 256))
+    experts = deepseek_experts(config, count, 8, 2048, shared, router, lambda layer: layer >= dense)
+    latent = _latent(config, sizes, query_rank=1536, plain=128, value=128)
+    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixture(sizes, experts)))
+
+
+def glm4_moe_lite(config: Config, begin: Begin) -> Program:
+    sizes = _sizes(config, layers=47, ffn=10240, heads=20, epsilon=1e-5)
+    _check_experts(config, "sigmoid")
+    config.only("topk_method", "noaux_tc")
+    if not config.get("mlp_layer_types"):
+        config.only("first_k_dense_replace", 1)
+    config.get("first_k_dense_replace")
+    sparse, router = sparse_layers(config, sizes.layers, 1), deepseek_router(config, scale=1.8)
+    shared = config.size("n_shared_experts", 1)
+    count = config.size("n_routed_experts", config.get("num_local_experts", 64))
+    experts = deepseek_experts(config, count, 4, 1536, shared, router, sparse.__getitem__)
+    latent = _latent(config, sizes, query_rank=768, plain=192, value=256)
+    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixture(sizes, experts)))
+
+
+def youtu(config: Config, begin: Begin) -> Program:
+    sizes = _sizes(config, layers=32, ffn=6144, heads=16)
+    config.get("embedding_initializer_range")  # of training
+    latent = _latent(config, sizes, query_rank=1536, plain=128, value=128)
+    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), tied=True))
+
+
+def _sizes(config: Config, *, layers: int, ffn: int, heads: int, epsilon: float = 1e-6) -> Sizes:
+    sizes = read_sizes(config, head_size=64, epsilon=epsilon, layers=layers, ffn=ffn, heads=heads)
+    # Every head has keys and values of its own.
+    config.only("num_key_value_heads", sizes.heads)
+    return replace(sizes, kv_heads=sizes.heads)
+
+
+def _check_experts(config: Config, scoring: str) -> None:
+    """Refuse what transformers does not read, where it says something else than what is so."""
+    config.only("scoring_func", scoring)
+    config.only("moe_layer_freq", 1)
+    for key in UNUSED:
+        config.get(key)
+
+
+def _latent(config: Config, sizes: Sizes, *, query_rank: int, plain: int, value: int) -> Latent:
+    """The arguments are what the family takes where its configuration does not say."""
+    plain, turned = config.size("qk_nope_head_dim", plain), config.size("qk_rope_head_dim", 64)
+    if turned % 2:
+        raise config.unknown(f'"qk_rope_head_dim": {turned}')
+    config.only("head_dim", turned)
+    config.only("qk_head_dim", plain + turned)
+    # Here null is a value: queries are made from the layer's input.
+    direct = config.stated("q_lora_rank", query_rank) is None
+    return Latent(
+        query_rank=0 if direct else config.size("q_lora_rank", query_rank),
+        rank=config.size("kv_lora_rank", 512),
+        plain=plain,
+        turned=turned,
+        value=config.size("v_head_dim", value),
+        paired=config.flag("rope_interleave", True),
+        bias=config.flag("attention_bias", False),
+        scale=(plain + turned) ** -0.5 * latent_factor(config),
+        rope=read_rope(config, turned, sizes.context),
+    )
+
+
+def _attention(sizes: Sizes, latent: Latent) -> Mixer:
+    heads, epsilon = sizes.heads, EPSILON
+    plain, turned, value = latent.plain, latent.turned, latent.value
+
+    def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        names = Linear(f"model.layers.{layer}.self_attn.")
+
+        def norm(x: Slice, name: str) -> Slice:
+            return builder.norm(x, names.vector(name, x.width), kind=Norm.RMS, epsilon=epsilon)
+
+        queries = _turned_first(heads, plain, turned, latent.paired)
+        narrow = "kv_a_proj_with_mqa", latent.rank + turned
+        rows = ((0, latent.rank), *_turned_first(1, 0, turned, latent.paired, latent.rank))
+        matrices, biases = [names.weight(*narrow, h.width, rows)], [names.bias(*narrow, rows)]
+        if latent.query_rank:
+            first = "q_a_proj", latent.query_rank
+            matrices, biases = [names.weight(*first, h.width), *matrices], [names.bias(*first), *biases]
+            both = builder.linear(h, matrices, biases=biases if latent.bias else ())
+            reduced, kv, shared = both.split(latent.query_rank, latent.rank, turned)
+            wide = names.weight("q_b_proj", heads * (plain + turned), latent.query_rank, queries)
+            query = builder.linear(norm(reduced, "q_a_layernorm"), [wide])
+        else:
+            kv, shared = builder.linear(h, matrices, biases=biases if latent.bias else ()).split(latent.rank, turned)
+            query = builder.linear(h, [names.weight("q_proj", heads * (plain + turned), h.width, queries)])
+        parts = [_each_head(heads, (plain, value), part) for part in range(2)]
+        wide_kv = "kv_b_proj", heads * (plain + value), latent.rank
+        expanded = builder.linear(norm(kv, "kv_a_layernorm"), [names.weight(*wide_kv, part) for part in parts])
+        own, values = expanded.split(heads * plain, heads * value)
+        rotate(builder, query, latent.rope, heads)
+        rotate(builder, shared, latent.rope, 1)
+        key = builder.join(own, shared, heads=heads)
+        a = builder.attention(query, key, values, heads=heads, kv_heads=heads, scale=latent.scale)
+        output = [names.weight("o_proj", h.width, heads * value)]
+        return builder.linear(a, output, biases=names.biases(latent.bias, ("o_proj", h.width)), residual=residual)
+
+    return attention
+
+
+def _turned_first(heads: int, plain: int, turned: int, paired: bool, first: int = 0) -> Ranges:
+    """The rows of heads whose last ``turned`` ones have rope: these first, since ours turns the halves of first columns.
+
+    Scores are sums over a head's columns, so the order changes none, as long as queries and keys share it.
+    """
+    ranges: list[tuple[int, int]] = []
+    for start in range(first, first + heads * (plain + turned), plain + turned):
+        middle, stop = start + plain, start + plain + turned
+        if paired:
+            ranges += [(row, row + 1) for row in (*range(middle, stop, 2), *range(middle + 1, stop, 2))]
+        else:
+            ranges.append((middle, stop))
+        if plain:
+            ranges.append((start, middle))
+    return tuple(ranges)
+
+
+def _each_head(heads: int, parts: tuple[int, int], part: int) -> Ranges:
+    """Of a matrix that has the rows of both ``parts`` of a head, then those of the next: where one part's are."""
+    before, width = sum(parts[:part]), sum(parts)
+    return tuple((head * width + before, head * width + before + parts[part]) for head in range(heads))
