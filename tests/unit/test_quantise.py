@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from errno import ENOSPC
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from outrider.workers.quantising.compressed import description, pack, tensors_of
 from outrider.workers.quantising.forward import Forward
 from outrider.workers.quantising.gptq import Feedback, error_feedback
 from outrider.workers.quantising.grids import Form, fit, nearest, whole_range
-from outrider.workers.quantising.layers import layers_of, matrix_of
+from outrider.workers.quantising.layers import layers_of, live_behind, matrix_of
 from outrider.workers.quantising.made import Made
 from outrider.workers.quantising.methods import Choice, after, best_of, rounded_in_all_ways
 from outrider.workers.quantising.quantisable import check_quantisable
@@ -165,6 +166,21 @@ def test_a_program_in_torch_gives_the_models_own_logits(name: str) -> None:
     with torch.inference_mode():
         expected = model(input_ids=TOKENS.view(-1, LENGTH)).logits
     assert torch.allclose(logits(program, tensors), expected, rtol=1e-4, atol=2e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["gemma4", "ministral3"])
+def test_layers_one_after_the_other_give_the_whole(name: str) -> None:
+    """Behind the embeddings nobody has the tokens any more."""
+    program, tensors, _ = program_and_tensors(name)
+    layers, buffers = layers_of(program), dict[int, Tensor]()
+    forward = Forward(program, tensors, LENGTH)
+    with torch.inference_mode():
+        forward.run(0, layers[0].start, buffers, TOKENS)
+        for start, stop in pairwise([*(layer.start for layer in layers), len(program.ops) - 1]):
+            buffers = {number: buffers[number] for number in live_behind(program, start) if number in buffers}
+            forward.run(start, stop, buffers, torch.empty(0))
+    found = buffers[program.ops[-1].input.buffer].view(-1, LENGTH, program.vocabulary)
+    assert torch.equal(found, logits(program, tensors))
 
 
 @pytest.mark.one_in(4)

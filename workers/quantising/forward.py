@@ -49,7 +49,7 @@ class Forward:
             if output.width == width:
                 buffers[output.buffer] = result
             else:
-                buffers.setdefault(output.buffer, torch.empty(len(tokens), width))
+                buffers.setdefault(output.buffer, torch.empty(len(result), width))
                 _part(buffers, output).copy_(result)
 
     def _run(self, number: int, op: Op, buffers: Buffers, tokens: Tensor, watch: Watch | None) -> Tensor:
@@ -58,7 +58,7 @@ class Forward:
         x = _part(buffers, op.input)
         if op.kind is Kind.POSITION:
             positions = torch.arange(self._length) + op.integer
-            return x + self._weight(op.weight)[positions].repeat(len(tokens) // self._length, 1)
+            return x + self._weight(op.weight)[positions].repeat(len(x) // self._length, 1)
         if op.kind is Kind.SELECT:
             return x
         residual = _part(buffers, op.residual) if op.residual.buffer >= 0 else None
@@ -70,7 +70,7 @@ class Forward:
             positions = (
                 torch.arange(self._length) // op.window if op.window else torch.zeros(self._length, dtype=torch.long)
             )
-            return x * factors[positions.clamp(max=len(factors) - 1)].repeat(len(tokens) // self._length)[:, None]
+            return x * factors[positions.clamp(max=len(factors) - 1)].repeat(len(x) // self._length)[:, None]
         if op.kind is Kind.XIELU:
             return _xielu(x, *self._weight(op.weight))
         if op.kind is Kind.GATE:
