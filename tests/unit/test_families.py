@@ -88,6 +88,8 @@ def test_settings_of_generate_change_no_logit() -> None:
         ("ernie4_5", {"partial_rotary_factor": 0.5}, 'does not know "partial_rotary_factor": 0.5'),
         ("exaone", {"num_layers": 1}, 'does not know "num_layers": 1'),
         ("exaone", {"hidden_act": "silu", "activation_function": "gelu"}, "does not know \"hidden_act\": 'silu'"),
+        ("granitemoe", {"attention_multiplier": None}, 'does not know "attention_multiplier": null; the hf engine does'),
+        ("granitemoeshared", {"attention_multiplier": None}, 'does not know "attention_multiplier": null'),
         # By these transformers itself gives no numbers.
         ("gemma2", {"query_pre_attn_scalar": -1}, '"query_pre_attn_scalar" must be greater than 0, got -1'),
         ("granite", {"attention_multiplier": 0.0}, '"attention_multiplier" must be greater than 0, got 0.0'),

@@ -172,6 +172,8 @@ def granitemoehybrid(config: Config, begin: Begin) -> Program:
 def _granite(config: Config, begin: Begin, shared: int, ropes: Sequence[Rope | None] = ()) -> Program:
     sizes, scale = read_sizes(config), config.number("residual_multiplier", 1.0)
     bias, embedding = config.flag("attention_bias", False), config.number("embedding_multiplier", 1.0)
+    if config.stated("attention_multiplier", 1.0) is None:  # transformers takes another for it than without a word
+        raise config.unknown('"attention_multiplier": null', hf="does")
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
