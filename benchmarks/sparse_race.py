@@ -1,11 +1,13 @@
-"""Mixtures of experts beside llama.cpp, by shape: one GGUF file of random weights, read by both in turn.
+"""One GGUF file, read by llama.cpp and by outrider in turn: of a mixture of experts by shape, in random weights, or any.
 
     python benchmarks/sparse_race.py --shape qwen3-30b-a3b --layers 6 --llama-bench PATH/TO/llama-bench [--rounds 3]
     python benchmarks/sparse_race.py --shape gpt-oss-20b --layers 4 --llama-bench PATH/TO/llama-bench
+    python benchmarks/sparse_race.py --file MODEL.gguf --llama-bench PATH/TO/llama-bench
 
 Experts are Q4_0 or MXFP4, all other matrices Q8_0, as files of these models are. Both decode one row behind a short context
 and read a prompt of 512 tokens, on the same number of threads; the best of each counts. The shapes are those of the
-configurations in benchmarks/shapes/configs; `--layers` and `--vocabulary` make less of them. The last line is JSON.
+configurations in benchmarks/shapes/configs; `--layers` and `--vocabulary` make less of them. A `--file` that is there
+already, of whatever model, is read as it is. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -170,11 +172,12 @@ def main() -> None:
     parser.add_argument("--llama-bench", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--file", type=Path, help="where the model lies, or is to lie")
+    parser.add_argument("--file", type=Path, help="a model, or where the shape's is to lie")
     args = parser.parse_args()
     if shutil.which(args.llama_bench) is None:
         parser.error(f"--llama-bench: {args.llama_bench} is no program")
     path = args.file or Path(tempfile.gettempdir()) / f"{args.shape}-{args.layers}.gguf"
+    given = args.file is not None and path.exists()
     if not path.exists():
         write(path, args.shape, args.layers, args.vocabulary)
         print(f"{path}: {path.stat().st_size / 1e9:.2f} GB", flush=True)
@@ -186,7 +189,8 @@ def main() -> None:
     best = {name: max(each[name] for each in ours) for name in ours[0]}
     peer = {name: max(each[name] for each in theirs) for name in theirs[0]}
     ratios = {f"{name}, times": round(best[name] / peer[name], 2) for name in peer}
-    print(json.dumps({"shape": args.shape, "layers": args.layers, "outrider": best, "llama.cpp": peer} | ratios))
+    of = {"file": str(path)} if given else {"shape": args.shape, "layers": args.layers}
+    print(json.dumps(of | {"outrider": best, "llama.cpp": peer} | ratios))
 
 
 if __name__ == "__main__":

@@ -631,6 +631,7 @@ PIECES_OF: dict[str, list[str]] = {
     "lfm2": ["It", "'s", " ", "123", " (", "ok", ")", " ก", "\u0e35"],
     "minimax-m2": ["It's", " ", "123", " (", "ok", ")", " ก\u0e35"],
     "cohere2moe": ["It's", " ", "123", " (", "ok", ")", " ก\u0e35"],
+    "command-r": ["It", "'s", " ", "1", "2", "3", " (", "ok", ")", " ก", "\u0e35"],
 }
 
 
@@ -640,7 +641,7 @@ def test_a_text_is_cut_into_the_words_of_its_model(cut: str, tmp_path: Path) -> 
     assert [text[start:stop] for _, (start, stop) in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == PIECES_OF[cut]
     # Qwen's, Hunyuan's and Cohere's own tokenizers write a letter and its mark as one where there is one.
     composed = tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("e\u0301") == "\u00e9"
-    assert composed == (cut in ("qwen35", "hunyuan", "cohere2moe"))
+    assert composed == (cut in ("qwen35", "hunyuan", "cohere2moe", "command-r"))
 
 
 def test_command_as_digits_are_cut_in_threes_from_the_last(tmp_path: Path) -> None:

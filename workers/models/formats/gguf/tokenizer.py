@@ -76,7 +76,7 @@ IN_TURN = {
 }
 FALCON = "falcon"
 # Text that may be written in several ways is brought into one of them first.
-NORMALISED = ("qwen2", "qwen35", "mpt", "tiny_aya")
+NORMALISED = ("qwen2", "qwen35", "mpt", "command-r", "tiny_aya")
 WHOLE_WORDS_FIRST = ("llama-bpe", "smaug-bpe", "glm4", "tekken", "gpt-4o")
 # Where the file does not say, texts of these begin with the first token (bos), as in llama.cpp.
 WITH_A_FIRST = ("llama-bpe", "tekken")
