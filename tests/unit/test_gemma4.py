@@ -78,7 +78,11 @@ def test_what_is_usual_need_not_be_said() -> None:
         ({"num_kv_shared_layers": 4}, '"num_kv_shared_layers" is 4 of 6: some of them have no layer of their type before'),
         ({"num_kv_shared_layers": 7}, '"num_kv_shared_layers" is 7 of 6'),
         ({"global_head_dim": None}, 'does not know "global_head_dim": None'),
-        ({"per_layer_config": [40]}, '"per_layer_config" must be an object, got [40]'),
+        ({"per_layer_config": [40]}, '"per_layer_config" must be an object of layers by their number, got [40]'),
+        (
+            {"per_layer_config": {"full": {}}},
+            "\"per_layer_config\" must be an object of layers by their number, got {'full': {}}",
+        ),
         ({"per_layer_config": {"6": {"head_dim": 40}}}, '"per_layer_config" is of a layer 6, there are 6'),
         (
             {"per_layer_config": {"1": {"head_dim": 40}}},

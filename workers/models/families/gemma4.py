@@ -230,8 +230,8 @@ def _heads(config: Config, sizes: Sizes, types: Sequence[str], of_keys: bool) ->
             raise config.unknown('"global_head_dim": None')
         kv_count = config.size("num_global_key_value_heads", sizes.kv_heads) if of_keys and kv_count else sizes.kv_heads
         return {SLIDING: usual, FULL: Heads(sizes.heads, kv_count, config.size("global_head_dim", 512))}
-    if not isinstance(stated, dict):
-        raise ModelError(f'{config.source}: "per_layer_config" must be an object, got {stated!r}')
+    if not isinstance(stated, dict) or not all(str(place).isdecimal() for place in stated):
+        raise ModelError(f'{config.source}: "per_layer_config" must be an object of layers by their number, got {stated!r}')
     found: dict[str, Heads] = {}
     places = {int(place): values for place, values in stated.items()}
     for layer, kind in enumerate(types):
