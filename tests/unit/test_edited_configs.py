@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import warnings
 from pathlib import Path
 from random import Random
@@ -27,6 +28,8 @@ from outrider.workers.models.opening import check_weights, native_supports
 BOUND = 1e-4
 # Edits of a family that the fast set tries, and how many of them are computed at least.
 SOME, COMPUTED = 16, 2
+# transformers sets a Youtu's embedding of the padding token to 0 after it has read it; its makers' own code does not.
+OF_TRANSFORMERS_ALONE = {"youtu": [{"pad_token_id": -1}]}
 FAMILIES = list({kind: name for name, (kind, _) in reversed((TINY | MIXTURES).items())}.values())[::-1]
 
 
@@ -80,19 +83,24 @@ def differences(path: Path, changes: list[dict[str, Any]]) -> tuple[list[str], i
     return wrong, computed
 
 
+def edits_of(name: str, path: Path) -> list[dict[str, Any]]:
+    every = edits(json.loads((path / "config.json").read_text()))
+    return [change for change in every if change not in OF_TRANSFORMERS_ALONE.get(name, [])]
+
+
 @pytest.mark.one_in(16)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_some_edits_of_a_configuration(name: str, tmp_path: Path) -> None:
     path = save_tiny(name, tmp_path / "model")
-    every = list(edits(json.loads((path / "config.json").read_text())))
-    wrong, computed = differences(path, Random(name).sample(every, SOME))
+    wrong, computed = differences(path, Random(name).sample(edits_of(name, path), SOME))
     assert not wrong, f"{name}: {'; '.join(wrong)}"
     assert computed >= COMPUTED
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("OUTRIDER_EVERY_EDIT" not in os.environ, reason="takes minutes: set OUTRIDER_EVERY_EDIT=1")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_edit_of_a_configuration(name: str, tmp_path: Path) -> None:
     path = save_tiny(name, tmp_path / "model")
-    wrong, _ = differences(path, list(edits(json.loads((path / "config.json").read_text()))))
+    wrong, _ = differences(path, edits_of(name, path))
     assert not wrong, f"{name}: {'; '.join(wrong)}"

@@ -96,6 +96,9 @@ class Config:
         return self.values.get(key, default)
 
     def flag(self, key: str, default: bool) -> bool:
+        # transformers takes null as false, where it takes it at all.
+        if default and self.stated(key, default) is None:
+            raise self.unknown(f'"{key}": null', hf="does")
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise ModelError(f'{self.source}: "{key}" must be true or false, got {value!r}')

@@ -259,7 +259,7 @@ def ernie4_5_moe(config: Config, begin: Begin) -> Program:
         in_a_row=True,
         epsilon=config.number("moe_norm_min", 1e-12),
     )
-    key = "moe_k" if config.get("moe_k") else "num_experts_per_tok"
+    key = "num_experts_per_tok" if config.get("moe_k") is None else "moe_k"
     experts = Experts(
         count,
         chosen_experts(config, count, 6, key),

@@ -29,14 +29,7 @@ ROPE = {
 
 def ministral3(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=8, head_size=128, epsilon=1e-5, layers=34)
-    rope = read_rope(
-        config,
-        sizes.head_size,
-        sizes.context,
-        theta=1000000.0,
-        usual=ROPE,
-        passed_over=(BETA, "max_position_embeddings"),
-    )
+    rope = read_rope(config, sizes.head_size, sizes.context, usual=ROPE, passed_over=(BETA, "max_position_embeddings"))
     style = Style(
         windows=[config.window(None)] * sizes.layers,
         ropes=[rope] * sizes.layers,

@@ -212,7 +212,7 @@ def _granite_experts(config: Config, sizes: Sizes, shared: int, scale: float) ->
 def hunyuan_moe(config: Config, begin: Begin) -> Program:
     """Hunyuan, with experts as wide as the layer that stands beside them."""
     sizes = read_sizes(config, epsilon=1e-5)
-    count, key = number_of_experts(config, 1), "moe_topk" if config.get("moe_topk") else "num_experts_per_tok"
+    count, key = number_of_experts(config, 1), "num_experts_per_tok" if config.get("moe_topk") is None else "moe_topk"
     chosen = config.get(key)
     if isinstance(chosen, list):  # one for each layer
         if len(chosen) != sizes.layers or len(set(chosen)) != 1:
