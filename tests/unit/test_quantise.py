@@ -104,7 +104,6 @@ FEEDERS = {
     "nanochat": 1,
     "nemotron": 1,
     "jais2": 3,
-    "jais2-plain": 2,
     "neox": 3,
     "starcoder2": 3,
     "cohere": 3,
