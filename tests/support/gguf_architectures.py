@@ -13,7 +13,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf_models import Choose, add_tokenizer, blocks_of, permuted
+from gguf_models import Choose, add_tokenizer, permuted, write_tensors
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
@@ -327,17 +327,7 @@ def write_architecture(
     for step in written.steps:
         tensors = step(tensors, config)
     stored = named(tensors, architecture, layers_of(config))
-    for name, values in (together(stored) if fused else stored).items():
-        values = np.ascontiguousarray(values)
-        if (type_ := choose(name, values)) == "F32":
-            writer.add_tensor(name, values)
-        else:
-            packed = blocks_of(values.reshape(-1, values.shape[-1]), type_)
-            writer.add_tensor(name, packed, raw_dtype=getattr(gguf.GGMLQuantizationType, type_))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, together(stored) if fused else stored, choose)
     return out
 
 

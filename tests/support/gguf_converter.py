@@ -9,8 +9,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType as Type
-from gguf_models import Choose, add_tokenizer, blocks_of, mostly, permuted
+from gguf_models import Choose, add_tokenizer, mostly, permuted, write_tensors
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
@@ -44,17 +43,7 @@ def convert(
         names.get_name(name.replace("correction_bias", "correction.bias"), ENDINGS) or name: values
         for name, values in _together(prepare(tensors)).items()
     }
-    for stored, values in (_fused(named) if fuse_gate_and_up else named).items():
-        type_ = choose(stored, values)
-        if type_ in ("F32", "F16"):
-            writer.add_tensor(stored, values.astype(np.float16 if type_ == "F16" else np.float32))
-        else:
-            packed = blocks_of(np.ascontiguousarray(values).reshape(-1, values.shape[-1]), type_)
-            writer.add_tensor(stored, packed.reshape(*values.shape[:-1], -1), raw_dtype=getattr(Type, type_))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, _fused(named) if fuse_gate_and_up else named, choose)
     return out
 
 

@@ -142,18 +142,23 @@ def write_gguf(source: Path, out: Path, choose: Choose, architecture: str = "lla
         for name in tensors:
             if "q_proj" in name or "k_proj" in name:
                 tensors[name] = permuted(tensors[name], heads if "q_proj" in name else kv_heads)
-    for stored, values in stored_tensors(tensors, architecture).items():
-        type_ = choose(stored, values)
+    write_tensors(writer, stored_tensors(tensors, architecture), choose)
+    return out
+
+
+def write_tensors(writer: gguf.GGUFWriter, tensors: Mapping[str, Matrix], choose: Choose) -> None:
+    """By GGUF's names; ends the file."""
+    for name, values in tensors.items():
+        type_ = choose(name, values)
         if type_ in ("F32", "F16"):
-            writer.add_tensor(stored, values.astype(np.float16 if type_ == "F16" else np.float32))
+            writer.add_tensor(name, np.ascontiguousarray(values, np.float16 if type_ == "F16" else np.float32))
         else:
             packed = blocks_of(np.ascontiguousarray(values).reshape(-1, values.shape[-1]), type_)
-            writer.add_tensor(stored, packed.reshape(*values.shape[:-1], -1), raw_dtype=getattr(Type, type_))
+            writer.add_tensor(name, packed.reshape(*values.shape[:-1], -1), raw_dtype=getattr(Type, type_))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return out
 
 
 def stored_tensors(tensors: Mapping[str, Matrix], architecture: str) -> dict[str, Matrix]:
