@@ -14,12 +14,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 26
+ABI_VERSION = 27
 # Raised whenever packed weights look different; a number of its own, since packing a large model takes a minute.
 PACKING_VERSION = 10
 LIBRARY_NAME = "liboutrider_kernels.so"
-# The instruction set that multiplies in pairs of channels.
-IN_PAIRS = "avx512pairs"
 STATUSES = ("ok", "invalid", "no memory", "cache full", "no row", "context", "unsupported", "not finite")
 
 
@@ -225,6 +223,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "outrider_message": (c_char_p, ()),
     "outrider_isa": (c_char_p, ()),
     "outrider_isa_available": (c_char_p, ()),
+    "outrider_fewest_in_pairs": (c_int32, (c_int32,)),
     "outrider_sources": (c_char_p, ()),
     "outrider_memory_allocate": (c_void_p, (c_int64,)),
     "outrider_memory_free": (None, (c_void_p, c_int64)),
@@ -348,15 +347,15 @@ def instruction_set() -> str:
 def float_instruction_set() -> str:
     """The one that decides how floats are rounded: two that multiply only whole numbers in different ways count as one."""
     name = instruction_set()
-    return "avx512bf16" if name == IN_PAIRS else name
+    return "avx512bf16" if name == "avx512pairs" else name
 
 
-def multiplies_in_pairs() -> bool:
-    """Whether this machine multiplies codes of four bits in pairs of channels, for which numbers lie beside them."""
+def fewest_in_pairs(scales: int) -> int:
+    """From how many tokens on four-bit codes with such scales are multiplied in pairs of channels here; 0: never."""
     try:
-        return instruction_set() == IN_PAIRS
-    except (KernelsUnavailable, KernelError):  # then nothing is multiplied here, and who wants it is told why
-        return False
+        return int(load().outrider_fewest_in_pairs(scales))
+    except KernelsUnavailable:  # then nothing is multiplied here, and who wants it is told why
+        return 0
 
 
 def available_instruction_sets() -> tuple[str, ...]:

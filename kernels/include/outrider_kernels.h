@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 26
+#define OUTRIDER_ABI 27
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -365,6 +365,9 @@ OUTRIDER_API const char *outrider_message(void);
 OUTRIDER_API const char *outrider_isa(void);
 /* The names of all that this machine can run, best first, separated by one space. */
 OUTRIDER_API const char *outrider_isa_available(void);
+/* From how many tokens of a pass on this machine multiplies codes of four bits with such scales (OUTRIDER_WORDS, in groups of 128, or
+ * OUTRIDER_FACTORS) in pairs of channels, for which it keeps numbers beside them; 0: never. */
+OUTRIDER_API int32_t outrider_fewest_in_pairs(int32_t scales);
 /* A digest of the sources that this library was built from. */
 OUTRIDER_API const char *outrider_sources(void);
 

@@ -210,6 +210,12 @@ const char *outrider_isa(void) {
 
 const char *outrider_isa_available(void) { return outrider::available_kernels(); }
 
+int32_t outrider_fewest_in_pairs(int32_t scales) {
+  const char *message = nullptr;
+  const outrider::Kernels *kernels = outrider::choose_kernels(&message);
+  return kernels && kernels->paired ? outrider::fewest_in_pairs(scales) : 0;
+}
+
 const char *outrider_sources(void) { return OUTRIDER_SOURCES; }
 
 void *outrider_memory_allocate(int64_t bytes) { return outrider::allocate_pages(bytes); }

@@ -42,15 +42,23 @@ bool has_amx() {
   return (d & kBf16) && (d & kTile) && (d & kInt8) && tiles_granted();
 }
 
-// Zen 4 adds on pipes that do not multiply. So does Zen 5, but there what pairs load may take longer than their products, which has
-// not been measured; Intel's processors add where they multiply.
-bool adds_beside_products() {
+// Processors that add on pipes that do not multiply. Intel's add where they multiply.
+constexpr unsigned kZen4 = 25, kZen5 = 26;
+
+unsigned amd_family() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned kZen4 = 25;
-  if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return false;
-  return (a >> 8 & 15) + (a >> 20 & 255) == kZen4;
+  if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
+  return (a >> 8 & 15) + (a >> 20 & 255);
 }
+
+bool adds_beside_products() { return amd_family() == kZen4 || amd_family() == kZen5; }
 #endif
+
+// The unit that OUTRIDER_ISA names, or nothing.
+const char *wanted_unit() {
+  const char *const name = getenv("OUTRIDER_ISA");
+  return name && *name ? name : nullptr;
+}
 
 // Best first. __builtin_cpu_supports also asks whether the system saves the registers.
 void list_units(Unit units[kUnits]) {
@@ -92,15 +100,24 @@ const char *available_kernels() {
 const Kernels *choose_kernels(const char **message) {
   Unit units[kUnits];
   list_units(units);
-  const char *wanted = getenv("OUTRIDER_ISA");
+  const char *const wanted = wanted_unit();
   for (const Unit &unit : units) {
-    if (unit.present && (!wanted || !*wanted || strcmp(unit.kernels->name, wanted) == 0)) return unit.kernels;
+    if (unit.present && (!wanted || strcmp(unit.kernels->name, wanted) == 0)) return unit.kernels;
   }
   static thread_local std::string refusal;
   refusal = std::string("OUTRIDER_ISA=") + wanted +
             " is not an instruction set of this machine, which has: " + available_kernels();
   *message = refusal.c_str();
   return nullptr;
+}
+
+int fewest_in_pairs(int scales) {
+#ifdef OUTRIDER_X86
+  constexpr int kFewestOnZen5 = 10;
+  if (amd_family() == kZen5 && !wanted_unit()) return scales == OUTRIDER_FACTORS ? 0 : kFewestOnZen5;
+#endif
+  (void)scales;
+  return kFewestInPairs;
 }
 
 }  // namespace outrider

@@ -61,11 +61,12 @@ int32_t Engine::plan_cache(int layers, int64_t limit) {
 
 // What matrices that are multiplied in pairs of channels need beside their codes: a word for every 128 or fewer of them.
 int32_t Engine::plan_pairs() {
-  if (!kernels->paired) return OUTRIDER_OK;
-  pair_constants.resize(weights.size());
+  if (!pair_constants.empty()) pair_constants.resize(weights.size());
   for (const outrider_op &op : ops) {
-    if (op.kind != OUTRIDER_LINEAR || !kernels->paired(weights[static_cast<size_t>(op.weight)], INT32_MAX)) continue;
+    if (op.kind != OUTRIDER_LINEAR) continue;
     const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
+    if (!in_pairs(weight)) continue;
+    pair_constants.resize(weights.size());
     std::unique_ptr<Scratch> &constants = pair_constants[static_cast<size_t>(op.weight)];
     if (constants) continue;
     constants = std::make_unique<Scratch>();
@@ -74,6 +75,10 @@ int32_t Engine::plan_pairs() {
     for (int tile = 0; tile < tile_count(weight); ++tile) plan_pairs_of(op.weight, tile);
   }
   return OUTRIDER_OK;
+}
+
+bool Engine::in_pairs(const outrider_weight &weight) const {
+  return kernels->paired && kernels->paired(weight) && fewest_in_pairs_of(weight) > 0;
 }
 
 void Engine::plan_pairs_of(int weight, int tile) {
@@ -96,6 +101,8 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   const char *message = nullptr;
   engine->kernels = choose_kernels(&message);
   if (!engine->kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
+  engine->fewest_of_words_in_pairs = fewest_in_pairs(OUTRIDER_WORDS);
+  engine->fewest_of_factors_in_pairs = fewest_in_pairs(OUTRIDER_FACTORS);
   if (engine->halves.no_choice())
     return fail(OUTRIDER_UNSUPPORTED, "OUTRIDER_HALVES is 0 (passes stay whole), 1 (passes in halves) or not set");
   engine->ops.assign(program.ops, program.ops + program.op_count);
@@ -251,7 +258,7 @@ void Engine::meet(const int32_t *tokens, int count) {
   if (!shortlist) return;
   const std::vector<int32_t> changed = shortlist->meet(tokens, count);
   const int32_t matrix = head()->weight;
-  if (pair_constants.empty() || !pair_constants[static_cast<size_t>(matrix)]) return;
+  if (!pair_constants_of(matrix)) return;
   for (const int32_t tile : changed) plan_pairs_of(matrix, tile);
 }
 

@@ -80,13 +80,22 @@ struct Engine {
   int32_t shorten(int tokens);
   int32_t learn(int row, int first, const int32_t *tokens, int count, int32_t *better, int32_t *worse);
   int32_t rank(int choice, const uint32_t *mask, int mask_words, int count, int32_t *tokens);
+  // Null of a matrix that is never multiplied in pairs.
+  const Scratch *pair_constants_of(int weight) const {
+    return pair_constants.empty() ? nullptr : pair_constants[static_cast<size_t>(weight)].get();
+  }
+  int fewest_in_pairs_of(const outrider_weight &weight) const {
+    return weight.scales == OUTRIDER_FACTORS ? fewest_of_factors_in_pairs : fewest_of_words_in_pairs;
+  }
 
   const Kernels *kernels = nullptr;
   std::vector<outrider_op> ops;
   std::vector<outrider_weight> weights;
   std::vector<int32_t> widths;
-  std::vector<std::unique_ptr<Scratch>> pair_constants;  // [weights] of those that are multiplied in pairs, else null
-  int64_t bytes_multiplied = 0;                          // of all matrices that are multiplied
+  // [weights] of those that are multiplied in pairs, else null; empty where none is.
+  std::vector<std::unique_ptr<Scratch>> pair_constants;
+  int fewest_of_words_in_pairs = 0, fewest_of_factors_in_pairs = 0;  // tokens; 0: never
+  int64_t bytes_multiplied = 0;                                      // of all matrices that are multiplied
   HalvesChoice halves;
   std::vector<int32_t> next_linear;  // [ops] the matrix product after each operation, -1 behind the last
   int32_t vocabulary = 0, context = 0;
@@ -127,6 +136,7 @@ struct Engine {
   int32_t plan_recurrence();
   int32_t plan_pairs();
   void plan_pairs_of(int weight, int tile);
+  bool in_pairs(const outrider_weight &weight) const;
   void plan_linear();
   // The matrix product that makes the scores, or null.
   outrider_op *head();

@@ -371,9 +371,9 @@ struct Kernels {
   // x / sqrt(x x + epsilon) * scale.
   void (*unit_vector)(const float *x, float epsilon, float scale, float *out, int width);
   void (*delta_rule)(const DeltaStep &step);
-  // Whether `linear` multiplies so many tokens in pairs of channels (linear_pairs.inc), and what it needs for that, for one tile of a
-  // weight. Null where it never does.
-  bool (*paired)(const outrider_weight &weight, int tokens);
+  // Whether `linear` can multiply a weight in pairs of channels (linear_pairs.inc), and what it needs for that, for one tile of it.
+  // Null where it never does.
+  bool (*paired)(const outrider_weight &weight);
   void (*pair_constants)(const outrider_weight &weight, int tile, int32_t *to);
 };
 
@@ -387,6 +387,14 @@ extern const Kernels kAmx;
 // The best unit of this machine, or the one that OUTRIDER_ISA names; null with the reason in *message.
 const Kernels *choose_kernels(const char **message);
 const char *available_kernels();
+
+// The unit that multiplies in pairs can from so many tokens on: with fewer, products take little, and what codes alone make is as
+// much more to read.
+constexpr int kFewestInPairs = 4;
+// From how many tokens on it does, of codes with such scales; 0: never. On Zen 5, which multiplies twice as fast as Zen 4 and reads
+// no faster, fewer tokens wait for memory, and groups that have factors, by which sums are multiplied for every row, lose. Where
+// OUTRIDER_ISA names the unit it does all that it can.
+int fewest_in_pairs(int scales);
 
 }  // namespace outrider
 

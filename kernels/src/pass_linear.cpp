@@ -26,9 +26,8 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
   const int row_block = kernels.row_block(weight, count);
   input.apart = row_block == 0;
   input.blocks = row_block ? (count + row_block - 1) / row_block : count;
-  const Scratch *const constants =
-      engine.pair_constants.empty() ? nullptr : engine.pair_constants[static_cast<size_t>(op.weight)].get();
-  if (constants && kernels.paired(weight, count)) input.less = engine.less.as<int32_t>();
+  const Scratch *const constants = engine.pair_constants_of(op.weight);
+  if (constants && count >= engine.fewest_in_pairs_of(weight)) input.less = engine.less.as<int32_t>();
   const int64_t in_stride = engine.stride(op.in);
   const float *in = engine.buffer(op.in) + rows.first * in_stride;
   // A block's rows lie interleaved, so threads share its channels: with a row each, they would write into the same lines of the

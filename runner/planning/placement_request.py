@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from outrider.kernels.program import Scales
 from outrider.runner.options.values import Layout, Per
 from outrider.workers.errors import PlacementError
+from outrider.workers.models.model_memory import NO_PAIRS, PairsMemory
 
 PER: tuple[Per, ...] = get_args(Per)
 
@@ -28,16 +30,13 @@ class ModelSizes:
     draft_room: int = 0
     answers: int = 0
     int8_cache: bool = True
-    target_pairs: int = 0
-    draft_pairs: int = 0
+    target_pairs: PairsMemory = NO_PAIRS
+    draft_pairs: PairsMemory = NO_PAIRS
 
-    def on(self, in_pairs: bool) -> ModelSizes:
-        """On a host that multiplies ``in_pairs``, or not."""
-        if not in_pairs:
-            return self
-        return replace(
-            self, target_room=self.target_room + self.target_pairs, draft_room=self.draft_room + self.draft_pairs
-        )
+    def on(self, in_pairs: frozenset[Scales]) -> ModelSizes:
+        """On a host that multiplies codes with such scales in pairs."""
+        target, draft = self.target_pairs.on(in_pairs), self.draft_pairs.on(in_pairs)
+        return replace(self, target_room=self.target_room + target, draft_room=self.draft_room + draft)
 
     @property
     def of_target(self) -> int:

@@ -17,12 +17,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.kernels.library import multiplies_in_pairs
+from outrider.kernels.program import Scales
 from outrider.runner.planning import sysfs
 from outrider.runner.planning.accelerators import Accelerator, read_accelerators, visible_here
 from outrider.runner.planning.allowance import Allowance, read_allowance
 from outrider.runner.planning.cpus import Cpus, physical_cores, read_cpus
 from outrider.workers.errors import PlacementError
+from outrider.workers.models.model_memory import PAIRED, scales_in_pairs
 
 # From here on a "distance" stands for another kind of memory, such as that of a GPU on an NVLink POWER machine.
 FAR_AWAY = 80
@@ -73,9 +74,9 @@ class Topology:
     """A host as this process may use it. ``accelerators_refused`` says why none of them can be used, if so.
 
     ``planned_cores`` says how many cores a run that plans anew has already, none of them in here: they count towards the
-    CPU quota. None stands for a first plan, which may leave a core to Ray. ``in_pairs``: whether its processors multiply
-    in pairs of channels, or may: a saved tree does not tell. Several hosts of one ``machine`` share its memory, as Ray
-    nodes do; without a name a host is one of its own.
+    CPU quota. None stands for a first plan, which may leave a core to Ray. ``in_pairs``: the scales of codes that its
+    processors multiply in pairs of channels, or may: a saved tree does not tell. Several hosts of one ``machine`` share its
+    memory, as Ray nodes do; without a name a host is one of its own.
     """
 
     host: str
@@ -86,7 +87,7 @@ class Topology:
     warnings: tuple[str, ...] = ()
     accelerators_refused: str = ""
     planned_cores: int | None = None
-    in_pairs: bool = False
+    in_pairs: frozenset[Scales] = frozenset()
     machine: str = ""
 
     @property
@@ -210,7 +211,7 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
         cpu_quota=allowance.cpu_quota if allowance else None,
         warnings=tuple(dict.fromkeys(warnings)),
         accelerators_refused=refused,
-        in_pairs=allowance is None or multiplies_in_pairs(),
+        in_pairs=scales_in_pairs() if allowance else frozenset(PAIRED),
     )
 
 

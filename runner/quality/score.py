@@ -19,6 +19,7 @@ from outrider.runner.report.display import console
 from outrider.workers.errors import JobError, UsageError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_memory import NO_PAIRS
 from outrider.workers.scoring.figures import Figures
 from outrider.workers.scoring.windows import USUAL, Window, pass_bytes, tokens_of_a_pass, windows_of
 
@@ -52,7 +53,7 @@ def score(spec: ScoreSpec, as_json: bool) -> None:
             if first is None:
                 raise UsageError(f"{source.name} holds no two tokens that follow each other: there is nothing to predict")
             line.show("loading the model")
-            sizes = ModelSizes(needed, target_pairs=sum(each.model.pairs for each in held))
+            sizes = ModelSizes(needed, target_pairs=sum((each.model.pairs for each in held), NO_PAIRS))
             with placed_process(sizes, PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
                 figures = _scored(process, models, first, windows, line)
     _report(spec, figures, models, size, stride, as_json)

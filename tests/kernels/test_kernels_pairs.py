@@ -48,6 +48,13 @@ def test_pairs_at_every_number_of_rows(shape, group, codes, monkeypatch):
     assert_bits_of_generic(model, "avx512pairs", text, (tuple(range(1, 26)), (97, 110)), monkeypatch)
 
 
+@pytest.mark.parametrize("group", [32, 128])
+def test_what_this_processor_multiplies_in_pairs(group, monkeypatch):
+    """Unasked, a processor does it from so many tokens on as pays there."""
+    model, text = model_of(WHOLE, group, ""), tokens(WHOLE, 420)
+    assert_bits_of_generic(model, "", text, (tuple(range(1, 26)), (97, 110)), monkeypatch)
+
+
 @pytest.mark.parametrize("format", [Format.BF16, Format.FP32], ids=["bf16", "fp32"])
 def test_floats_are_those_of_avx512bf16(format, monkeypatch):
     """Hosts and jobs of either may be mixed, so both name the same instruction set for floats."""

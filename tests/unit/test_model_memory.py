@@ -11,9 +11,9 @@ import pytest
 from native_models import save_tiny
 
 from outrider.kernels import library
-from outrider.kernels.library import KernelError
+from outrider.kernels.library import KernelsUnavailable
 from outrider.kernels.packer import packed_bytes
-from outrider.kernels.program import Format, Kind
+from outrider.kernels.program import Format, Kind, Scales
 from outrider.kernels.suffixes import Suffixes, bytes_of_answers
 from outrider.runner.model_choice import memory_of_pair
 from outrider.runner.options.job import JobSpec
@@ -25,7 +25,7 @@ from outrider.workers.models.cached_numbers import cached_numbers
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.memory_of_program import HUGE_PAGE, memory_of, memory_of_program
 from outrider.workers.models.model_info import read_model_info
-from outrider.workers.models.model_memory import MOST_RESERVED, ModelMemory
+from outrider.workers.models.model_memory import MOST_RESERVED, PAIRED, ModelMemory, PairsMemory, scales_in_pairs
 from outrider.workers.models.opening import open_model
 from outrider.workers.precisions import PRECISIONS
 
@@ -72,39 +72,44 @@ def test_what_is_not_known_before_a_model_is_open_is_not_guessed(model: Path) ->
     assert memory_of(ModelSpec(str(model), "hf", "fp32"), 8) is None
 
 
-@pytest.mark.parametrize("precision", ["w4a8", "w8a8", "bf16"])
-def test_what_products_in_pairs_need_is_counted_where_they_are_made(precision: str, model: Path) -> None:
+@pytest.mark.parametrize(("precision", "scales"), [("w4a8", "factors"), ("w4a8:g128", "words"), ("w8a8", ""), ("bf16", "")])
+def test_what_products_in_pairs_need_is_counted_where_they_are_made(precision: str, scales: str, model: Path) -> None:
     """Of these small ones each matrix of four-bit codes takes a huge page, others none."""
     program = lay_out(model, PRECISIONS[precision]).program
-    pairs = memory_of_program(program, 8).pairs
     matrices = {op.weight for op in program.ops if op.kind is Kind.LINEAR}
     paired = [each for each in matrices if program.weights[each].format is Format.W4A8]
-    assert pairs == len(paired) * HUGE_PAGE
-    assert bool(paired) == (precision == "w4a8")
+    assert bool(paired) == bool(scales)
+    expected = PairsMemory(**{scales: len(paired) * HUGE_PAGE}) if scales else PairsMemory()
+    assert memory_of_program(program, 8).pairs == expected
 
 
 def test_a_host_that_multiplies_in_pairs_has_their_numbers_beside_the_rest() -> None:
     """Whichever machine plans: each host says for itself how it multiplies."""
-    target = ProcessMemory(replace(MODEL, pairs=5000), "native", True)
-    draft = ProcessMemory(replace(MODEL, pairs=300), "native", True)
+    target = ProcessMemory(replace(MODEL, pairs=PairsMemory(words=5000, factors=70)), "native", True)
+    draft = ProcessMemory(replace(MODEL, pairs=PairsMemory(factors=300)), "native", True)
     sizes = ReplicaMemory(target, draft).sizes(4)
-    assert sizes.on(False) == sizes
-    assert sizes.on(True).of_target - sizes.of_target == 5000
-    assert sizes.on(True).of_draft - sizes.of_draft == 300
+    assert sizes.on(frozenset()) == sizes
+    for in_pairs, more in (({Scales.WORDS}, (5000, 0)), ({Scales.FACTORS}, (70, 300)), (set(PAIRED), (5070, 300))):
+        there = sizes.on(frozenset(in_pairs))
+        assert (there.of_target - sizes.of_target, there.of_draft - sizes.of_draft) == more
 
 
-@pytest.mark.parametrize(("name", "said"), [("avx512pairs", True), ("avx2", False), (None, False)])
+@pytest.mark.parametrize("name", ["avx512pairs", "avx2", "avx1024"])
 def test_this_machines_instruction_set_says_whether_products_are_made_in_pairs(
-    monkeypatch: pytest.MonkeyPatch, name: str | None, said: bool
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def instruction_set() -> str:
-        if name is None:
-            raise KernelError("unsupported", "OUTRIDER_ISA=foo is not an instruction set of this machine")
-        return name
+    """One that is named does all that it can; one that this machine lacks multiplies nothing."""
+    monkeypatch.setenv("OUTRIDER_ISA", name)
+    all_of_them = name == "avx512pairs" and name in library.available_instruction_sets()
+    assert scales_in_pairs() == read_topology().in_pairs == (set(PAIRED) if all_of_them else set())
 
-    monkeypatch.setattr(library, "instruction_set", instruction_set)
-    assert library.multiplies_in_pairs() is said
-    assert read_topology().in_pairs is said
+
+def test_a_library_that_is_missing_multiplies_nothing_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise KernelsUnavailable("no library")
+
+    monkeypatch.setattr(library, "load", load)
+    assert scales_in_pairs() == set()
 
 
 @pytest.mark.parametrize("precision", ["w8a8", "w4a8", "bf16"])
@@ -118,7 +123,7 @@ def test_a_shortlist_is_counted_beside_the_whole_head(precision: str, model: Pat
     copied = packed_bytes(replace(program.weights[head.weight], rows=program.vocabulary // 4))
     assert short.weights - told.weights == copied
     assert short.working - told.working >= 4 * program.vocabulary
-    assert (short.pairs > told.pairs) == (precision == "w4a8")
+    assert (short.pairs.factors > told.pairs.factors) == (precision == "w4a8")
     assert memory_of(spec, 8, program.vocabulary) == told, "a list of all tokens is none"
     assert memory_of(spec, 8, None) == told, "none pays with so few tokens"
 

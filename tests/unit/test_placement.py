@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from sysfs_trees import GIB, build, laptop
 
 from examples import examples
+from outrider.kernels.program import Scales
 from outrider.runner.options.values import Layout
 from outrider.runner.planning.accelerators import Accelerator
 from outrider.runner.planning.placement import Plan, PlannedActor, plan
 from outrider.runner.planning.placement_request import PER, ModelSizes, PlacementRequest
 from outrider.runner.planning.topology import Core, Node, Topology, read_topology
 from outrider.workers.errors import PlacementError
+from outrider.workers.models.model_memory import PairsMemory
 
 GB = 10**9
 
@@ -492,11 +494,11 @@ def test_processes_beside_a_device_take_memory_of_their_host() -> None:
 
 def test_products_in_pairs_are_counted_on_hosts_that_make_them() -> None:
     """The same replica fits one of two hosts of the same memory, and the other books it with what it takes there."""
-    sizes = ModelSizes(8 * GB, GB, target_pairs=GB, draft_pairs=GB // 2)
+    sizes = ModelSizes(8 * GB, GB, target_pairs=PairsMemory(words=GB), draft_pairs=PairsMemory(words=GB // 2))
     roomy, tight = (machine([flat(4)], [memory], host=host) for host, memory in (("roomy", 12 * GB), ("tight", 10 * GB)))
     made = plan([roomy, tight], sizes, PlacementRequest())
     assert {actor.host for actor in made.actors} == {"roomy", "tight"}
-    in_pairs = [replace(host, in_pairs=True) for host in (roomy, tight)]
+    in_pairs = [replace(host, in_pairs=frozenset({Scales.WORDS})) for host in (roomy, tight)]
     made = plan(in_pairs, sizes, PlacementRequest())
     assert [(actor.host, sum(actor.memory.values())) for actor in made.actors] == [
         ("roomy", 9 * GB),

@@ -12,7 +12,7 @@ from outrider.workers.engines.native import head_of, reserved, scored_tokens
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import weight_files
-from outrider.workers.models.model_memory import ModelMemory
+from outrider.workers.models.model_memory import NO_PAIRS, ModelMemory, PairsMemory
 from outrider.workers.models.opening import with_cache
 from outrider.workers.precisions import PRECISIONS
 
@@ -106,18 +106,20 @@ def _words(weight: Weight) -> int:
     return -(-columns // 2) if weight.format is Format.BF16 else columns
 
 
-def _of_pairs(program: Program) -> int:
+def _of_pairs(program: Program) -> PairsMemory:
     """What the matrices of a program have beside their codes where they are multiplied in pairs."""
     matrices = {op.weight for op in program.ops if op.kind is Kind.LINEAR}
-    return sum(_of_matrix(program.weights[each]) for each in matrices)
+    return sum((_of_matrix(program.weights[each]) for each in matrices), NO_PAIRS)
 
 
-def _of_matrix(weight: Weight) -> int:
-    codes, scales = weight.stored.codes, weight.stored.scales
-    alike = scales is Scales.FACTORS or (scales is Scales.WORDS and weight.group == BLOCK_CHANNELS)
-    if not (weight.format is Format.W4A8 and codes is Codes.INT4 and alike):
-        return 0
-    return _in_pages(FLOAT_BYTES * TILE * -(-weight.rows // TILE) * -(-weight.columns // BLOCK_CHANNELS))
+def _of_matrix(weight: Weight) -> PairsMemory:
+    if not (weight.format is Format.W4A8 and weight.stored.codes is Codes.INT4):
+        return NO_PAIRS
+    numbers = _in_pages(FLOAT_BYTES * TILE * -(-weight.rows // TILE) * -(-weight.columns // BLOCK_CHANNELS))
+    if weight.stored.scales is Scales.FACTORS:
+        return PairsMemory(factors=numbers)
+    in_words = weight.stored.scales is Scales.WORDS and weight.group == BLOCK_CHANNELS
+    return PairsMemory(words=numbers) if in_words else NO_PAIRS
 
 
 def _in_pages(size: float) -> int:

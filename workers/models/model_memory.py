@@ -4,8 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.kernels.library import fewest_in_pairs
+from outrider.kernels.program import Scales
+
 # Of the kernels: the most that is taken for rows' first tokens beforehand.
 MOST_RESERVED = 2 << 30
+
+
+# Scales of codes that some processors multiply in pairs of channels.
+PAIRED = (Scales.WORDS, Scales.FACTORS)
+
+
+def scales_in_pairs() -> frozenset[Scales]:
+    """Those whose codes this machine multiplies in pairs."""
+    return frozenset(scales for scales in PAIRED if fewest_in_pairs(scales))
+
+
+@dataclass(frozen=True, slots=True)
+class PairsMemory:
+    """Bytes beside the codes of matrices that are multiplied in pairs of channels, by the scales of these codes."""
+
+    words: int = 0
+    factors: int = 0
+
+    def on(self, in_pairs: frozenset[Scales]) -> int:
+        """On a processor that multiplies codes with such scales in pairs."""
+        return (Scales.WORDS in in_pairs) * self.words + (Scales.FACTORS in in_pairs) * self.factors
+
+    def __add__(self, other: PairsMemory) -> PairsMemory:
+        return PairsMemory(self.words + other.words, self.factors + other.factors)
+
+
+NO_PAIRS = PairsMemory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +51,7 @@ class ModelMemory:
     row: int = 0
     token: int = 0
     first_tokens: int = 0
-    pairs: int = 0
+    pairs: PairsMemory = NO_PAIRS
 
     def of_rows(self, rows: int, tokens: int) -> int:
         """Of so many rows at once that have so many tokens together."""
