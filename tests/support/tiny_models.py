@@ -259,6 +259,17 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("helium", LLAMA | {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "youtu": ("youtu", LATENT | {"q_lora_rank": None, "attention_bias": True} | _rope("yarn", **YARN)),
     "youtu-wide": ("youtu", LATENT | {"v_head_dim": 40, "rope_interleave": False, "tie_word_embeddings": False}),
+    "minicpm3": (
+        "minicpm3",
+        LATENT | {"v_head_dim": None, "scale_emb": 3.0, "dim_model_base": 24, "scale_depth": 0.9} | _rope("default"),
+    ),
+    "minicpm3-long": (
+        "minicpm3",
+        LATENT
+        | {"q_lora_rank": None, "scale_depth": None, "dim_model_base": None, "attention_bias": True}
+        | {"tie_word_embeddings": False}
+        | {key: value for key, value in _long_rope(4, 192).items() if key != "original_max_position_embeddings"},
+    ),
     "neox": ("gpt_neox", NEOX),
     "neox-serial": (
         "gpt_neox",
@@ -465,6 +476,20 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | LATENT
         | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "v_head_dim": 24}
         | {"mlp_layer_types": ["sparse", "dense"], "n_shared_experts": 2},
+    ),
+    "sarvam-mla": (
+        "sarvam_mla",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "num_key_value_heads": None}
+        | {"q_lora_rank": None, "num_hidden_layers": 3}
+        | _rope("yarn", **YARN),
+    ),
+    "sarvam-moe": (
+        "sarvam_moe",
+        MIXTURE
+        | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
+        | {"num_shared_experts": 2, "use_qkv_bias": True, "head_dim": 24, "routed_scaling_factor": 1.5},
     ),
     "exaone-moe": (
         "exaone_moe",

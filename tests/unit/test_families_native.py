@@ -134,6 +134,9 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
     if "kv_lora_rank" in settings:
         # Each of a head's parts has a size of its own.
         turned, value = int(random.choice([2, 8, 16, 40])), int(random.choice([8, 16, 24, 64, 72]))
+        # Long rope has a factor for each pair of columns.
+        factors = settings.get("rope_parameters", {}).get("long_factor")
+        turned = 2 * len(factors) if factors else turned
         plain = head_size + -turned % 8
         # transformers takes neighbouring columns behind these as complex numbers.
         ranks = dict(kv_lora_rank=2 * int(random.integers(3, 20)))

@@ -1,6 +1,6 @@
 """Mixtures whose experts are chosen by more than their scores: by sigmoids, corrections, groups.
 
-GLM-4.5 (glm4_moe), Solar Open, dots.llm1, K-EXAONE, Hy3, MiniMax-M2, Trinity (afmoe) and ERNIE 4.5.
+GLM-4.5 (glm4_moe), Sarvam's smaller model, Solar Open, dots.llm1, K-EXAONE, Hy3, MiniMax-M2, Trinity (afmoe) and ERNIE 4.5.
 """
 
 from __future__ import annotations
@@ -38,6 +38,34 @@ def glm4_moe(config: Config, begin: Begin) -> Program:
         head_norms=HeadNorms.EACH if config.flag("use_qk_norm", False) else HeadNorms.NONE,
         ropes=[read_rope(config, sizes.head_size, sizes.context, partial=partial)] * sizes.layers,
         mixer=mixture(sizes, deepseek_experts(config, count, 8, 1408, shared, router, lambda layer: layer >= first)),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+# What Sarvam's makers say, and transformers does not read: it is always so.
+SARVAM_ALWAYS = {"score_function": "sigmoid", "moe_router_enable_expert_bias": True, "use_rmsnorm": True}
+
+
+def check_sarvam(config: Config) -> None:
+    for key, always in SARVAM_ALWAYS.items():
+        config.only(key, always)
+
+
+def sarvam_moe(config: Config, begin: Begin) -> Program:
+    """GLM-4.5 with rope on whole heads, under its makers' names: queries, keys and values are one tensor."""
+    sizes = read_sizes(config, kv_heads=4, head_size=64, layers=19, heads=64)
+    check_sarvam(config)
+    config.get("num_nextn_predict_layers")  # these guess further tokens
+    first, partial = config.whole("first_k_dense_replace", 1), config.number("partial_rotary_factor", 1.0)
+    count = config.size("n_routed_experts", config.get("num_experts", config.get("num_local_experts", 128)))
+    shared = config.size("n_shared_experts", config.get("num_shared_experts", 1))
+    router = deepseek_router(config, scale=2.5)
+    style = Style(
+        qkv_bias=config.flag("attention_bias", config.flag("use_qkv_bias", False)),
+        fused=True,
+        head_norms=HeadNorms.EACH if config.flag("use_qk_norm", True) else HeadNorms.NONE,
+        ropes=[read_rope(config, sizes.head_size, sizes.context, theta=8000000.0, partial=partial)] * sizes.layers,
+        mixer=mixture(sizes, deepseek_experts(config, count, 6, 1024, shared, router, lambda layer: layer >= first)),
     )
     return decoder(config, begin, sizes, style)
 

@@ -86,6 +86,11 @@ def cap_of(config: Config, key: str, default: float | None) -> float:
 
 
 def root(builder: Builder, width: int) -> float:
-    """The square root of a width, rounded to the type of the embeddings: transformers multiplies in that."""
-    value = np.array([np.sqrt(np.float64(width))], np.float32)
+    """The square root of a width, in the type of the embeddings."""
+    return in_type_of_embeddings(builder, float(np.sqrt(np.float64(width))))
+
+
+def in_type_of_embeddings(builder: Builder, factor: float) -> float:
+    """Rounded to it: transformers multiplies in that."""
+    value = np.array([factor], np.float32)
     return float(value[0] if builder.precision.fp32 else packing.from_bf16(packing.to_bf16(value))[0])

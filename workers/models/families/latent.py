@@ -1,21 +1,23 @@
 """Latent attention: keys and values of all heads are made from one narrow vector a token.
 
-DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), GLM-4.7-Flash and Youtu. Every head's keys and values go into the
-cache as they are multiplied, values in their own size.
+DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), Sarvam's larger model, GLM-4.7-Flash, Youtu and MiniCPM 3. Every
+head's keys and values go into the cache as they are multiplied, values in their own size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Norm, Program, Routing, Slice
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.corrected_mixtures import deepseek_experts, deepseek_router
+from outrider.workers.models.families.corrected_mixtures import check_sarvam, deepseek_experts, deepseek_router
 from outrider.workers.models.families.experts import Router, groups_of, mixture, sparse_layers
+from outrider.workers.models.families.gemma import in_type_of_embeddings
 from outrider.workers.models.families.parts import Begin, Linear, Ranges
 from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
-from outrider.workers.models.rope import Rope, latent_factor, read_rope
+from outrider.workers.models.rope import LONG, Rope, latent_factor, read_rope
 
 # Of the norms of what queries, keys and values are made from; configurations state that of the others.
 EPSILON = 1e-6
@@ -69,14 +71,55 @@ def deepseek_v2(config: Config, begin: Begin) -> Program:
 
 def deepseek_v3(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=61, ffn=18432, heads=128)
-    _check_experts(config, "sigmoid")
-    config.only("topk_method", "noaux_tc")
-    dense, router = config.whole("first_k_dense_replace", 3), deepseek_router(config, scale=2.5, groups=(8, 4))
     shared = config.size("n_shared_experts", 1)
     count = config.size("n_routed_experts", config.get("num_local_experts", 256))
-    experts = deepseek_experts(config, count, 8, 2048, shared, router, lambda layer: layer >= dense)
     latent = _latent(config, sizes, query_rank=1536, plain=128, value=128)
+    return _as_deepseek_v3(config, begin, sizes, latent, count, shared, dense=3, groups=(8, 4))
+
+
+def _as_deepseek_v3(
+    config: Config,
+    begin: Begin,
+    sizes: Sizes,
+    latent: Latent,
+    count: int,
+    shared: int,
+    *,
+    dense: int,
+    groups: tuple[int, int],
+) -> Program:
+    """``dense`` and ``groups`` are what the family takes where its configuration does not say."""
+    _check_experts(config, "sigmoid")
+    config.only("topk_method", "noaux_tc")
+    first, router = config.whole("first_k_dense_replace", dense), deepseek_router(config, scale=2.5, groups=groups)
+    experts = deepseek_experts(config, count, 8, 2048, shared, router, lambda layer: layer >= first)
     return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixture(sizes, experts)))
+
+
+def sarvam_mla(config: Config, begin: Begin) -> Program:
+    """DeepSeek V3 by another name, and with its makers' keys: queries are made from the layer's input."""
+    said = _sarvam_as_deepseek(config)
+    for key in config.values:
+        config.get(key)  # what nobody knows is refused below
+    check_sarvam(said)
+    sizes = _sizes(said, layers=32, ffn=16384, heads=64)
+    latent = _latent(said, sizes, query_rank=None, plain=128, value=128)
+    shared = said.size("n_shared_experts", said.get("num_shared_experts", 1))
+    count = said.size("n_routed_experts", said.get("num_experts", said.get("num_local_experts", 128)))
+    program = _as_deepseek_v3(said, begin, sizes, latent, count, shared, dense=1, groups=(1, 1))
+    said.check_all_read()
+    return program
+
+
+def _sarvam_as_deepseek(config: Config) -> Config:
+    """As transformers reads it: its makers have the size of what is cached as that of a head, and a name of their own for
+    yarn."""
+    values = {key: value for key, value in config.values.items() if key not in ("head_dim", "q_head_dim")}
+    scaling = values.get("rope_scaling")
+    if isinstance(scaling, Mapping) and "deepseek_yarn" in (scaling.get("type"), scaling.get("rope_type")):
+        kept = {key: value for key, value in scaling.items() if key != "type"}
+        values |= {"rope_scaling": None, "rope_parameters": kept | {"rope_type": "yarn"}}
+    return Config(values, config.source)
 
 
 def glm4_moe_lite(config: Config, begin: Begin) -> Program:
@@ -101,6 +144,41 @@ def youtu(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), tied=True))
 
 
+def minicpm3(config: Config, begin: Begin) -> Program:
+    """Rope turns halves; embeddings, what a layer adds and what goes into the head are each multiplied by a number."""
+    sizes = _sizes(config, layers=62, ffn=6400, heads=40, epsilon=1e-5)
+    value = sizes.hidden // sizes.heads
+    original = _longest(config, sizes.context)
+    latent = _latent(config, sizes, query_rank=768, rank=256, plain=64, turned=32, value=value, halves=True, long=original)
+    # Of these null means that nothing is multiplied.
+    depth, base = config.stated("scale_depth", 1.4), config.stated("dim_model_base", 256)
+    embedding = config.number("scale_emb", 12.0)
+    scale = 1.0 if depth is None else config.number("scale_depth", 1.4) / sizes.layers**0.5
+    style = Style(
+        embedding_scale=lambda builder: in_type_of_embeddings(builder, embedding),
+        residual_scale=scale,
+        logit_scale=1.0 if base is None else config.positive("dim_model_base", 256) / sizes.hidden,
+        tied=True,
+    )
+    return decoder(config, begin, sizes, replace(style, attention=_attention(sizes, latent, scale)))
+
+
+def _longest(config: Config, context: int) -> int:
+    """Of long rope the length that the model was trained with, which no row may exceed here; 0 with another rope.
+
+    Beyond it transformers turns all keys of a pass by other frequencies, and leaves those before as they are.
+    """
+    stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = stated.get("rope_type") or stated.get("type") if isinstance(stated, Mapping) else None
+    if kind != LONG:
+        return 0
+    key = "original_max_position_embeddings"
+    original = config.get(key) or stated.get(key) or context
+    if type(original) is not int or original < context:
+        raise config.unknown(f'rows of up to {context} tokens where "{key}" is {original!r}')
+    return original
+
+
 def _sizes(config: Config, *, layers: int, ffn: int, heads: int, epsilon: float = 1e-6) -> Sizes:
     sizes = read_sizes(config, head_size=64, epsilon=epsilon, layers=layers, ffn=ffn, heads=heads)
     # Every head has keys and values of its own.
@@ -116,9 +194,21 @@ def _check_experts(config: Config, scoring: str) -> None:
         config.get(key)
 
 
-def _latent(config: Config, sizes: Sizes, *, query_rank: int, plain: int, value: int) -> Latent:
-    """The arguments are what the family takes where its configuration does not say."""
-    plain, turned = config.size("qk_nope_head_dim", plain), config.size("qk_rope_head_dim", 64)
+def _latent(
+    config: Config,
+    sizes: Sizes,
+    *,
+    query_rank: int | None,
+    plain: int,
+    value: int,
+    rank: int = 512,
+    turned: int = 64,
+    halves: bool = False,
+    long: int = 0,
+) -> Latent:
+    """The arguments are what the family takes where its configuration does not say. ``halves``: its rope always turns them;
+    ``long``: it may have long rope, for rows of so many tokens."""
+    plain, turned = config.size("qk_nope_head_dim", plain), config.size("qk_rope_head_dim", turned)
     if turned % 2:
         raise config.unknown(f'"qk_rope_head_dim": {turned}')
     config.only("head_dim", turned)
@@ -127,18 +217,18 @@ def _latent(config: Config, sizes: Sizes, *, query_rank: int, plain: int, value:
     direct = config.stated("q_lora_rank", query_rank) is None
     return Latent(
         query_rank=0 if direct else config.size("q_lora_rank", query_rank),
-        rank=config.size("kv_lora_rank", 512),
+        rank=config.size("kv_lora_rank", rank),
         plain=plain,
         turned=turned,
         value=config.size("v_head_dim", value),
-        paired=config.flag("rope_interleave", True),
+        paired=not halves and config.flag("rope_interleave", True),
         bias=config.flag("attention_bias", False),
         scale=(plain + turned) ** -0.5 * latent_factor(config),
-        rope=read_rope(config, turned, sizes.context),
+        rope=read_rope(config, turned, sizes.context, long_from=long),
     )
 
 
-def _attention(sizes: Sizes, latent: Latent) -> Mixer:
+def _attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) -> Mixer:
     heads, epsilon = sizes.heads, EPSILON
     plain, turned, value = latent.plain, latent.turned, latent.value
 
@@ -150,28 +240,31 @@ def _attention(sizes: Sizes, latent: Latent) -> Mixer:
 
         queries = _turned_first(heads, plain, turned, latent.paired)
         narrow = "kv_a_proj_with_mqa", latent.rank + turned
-        rows = ((0, latent.rank), *_turned_first(1, 0, turned, latent.paired, latent.rank))
+        rows = (*_turned_first(1, 0, turned, latent.paired, latent.rank), (0, latent.rank))
         matrices, biases = [names.weight(*narrow, h.width, rows)], [names.bias(*narrow, rows)]
         if latent.query_rank:
             first = "q_a_proj", latent.query_rank
             matrices, biases = [names.weight(*first, h.width), *matrices], [names.bias(*first), *biases]
             both = builder.linear(h, matrices, biases=biases if latent.bias else ())
-            reduced, kv, shared = both.split(latent.query_rank, latent.rank, turned)
+            reduced, key = both.split(latent.query_rank, turned + latent.rank)
             wide = names.weight("q_b_proj", heads * (plain + turned), latent.query_rank, queries)
             query = builder.linear(norm(reduced, "q_a_layernorm"), [wide])
         else:
-            kv, shared = builder.linear(h, matrices, biases=biases if latent.bias else ()).split(latent.rank, turned)
+            key = builder.linear(h, matrices, biases=biases if latent.bias else ())
             query = builder.linear(h, [names.weight("q_proj", heads * (plain + turned), h.width, queries)])
-        parts = [_each_head(heads, (plain, value), part) for part in range(2)]
-        wide_kv = "kv_b_proj", heads * (plain + value), latent.rank
-        expanded = builder.linear(norm(kv, "kv_a_layernorm"), [names.weight(*wide_kv, part) for part in parts])
-        own, values = expanded.split(heads * plain, heads * value)
+        shared, kv = key.split(turned, latent.rank)
+        builder.head_norm(kv, names.vector("kv_a_layernorm", latent.rank), heads=1, epsilon=epsilon)
         rotate(builder, query, latent.rope, heads)
         rotate(builder, shared, latent.rope, 1)
-        key = builder.join(own, shared, heads=heads)
-        a = builder.attention(query, key, values, heads=heads, kv_heads=heads, scale=latent.scale)
-        output = [names.weight("o_proj", h.width, heads * value)]
-        return builder.linear(a, output, biases=names.biases(latent.bias, ("o_proj", h.width)), residual=residual)
+        wide = names.weight("kv_b_proj", heads * (plain + value), latent.rank)
+        starts = range(0, heads * (plain + value), plain + value)
+        to_key = [replace(wide, rows=((start, start + plain),), transposed=True) for start in starts]
+        to_value = [replace(wide, rows=((start + plain, start + plain + value),)) for start in starts]
+        query = builder.heads(query, to_key)
+        a = builder.attention(query, key, kv, heads=heads, kv_heads=1, scale=latent.scale)
+        a = builder.heads(a, to_value)
+        output, shift = [names.weight("o_proj", h.width, heads * value)], names.biases(latent.bias, ("o_proj", h.width))
+        return builder.linear(a, output, biases=shift, residual=residual, scale=residual_scale)
 
     return attention
 
@@ -191,9 +284,3 @@ def _turned_first(heads: int, plain: int, turned: int, paired: bool, first: int 
         if plain:
             ranges.append((start, middle))
     return tuple(ranges)
-
-
-def _each_head(heads: int, parts: tuple[int, int], part: int) -> Ranges:
-    """Of a matrix that has the rows of both ``parts`` of a head, then those of the next: where one part's are."""
-    before, width = sum(parts[:part]), sum(parts)
-    return tuple((head * width + before, head * width + before + parts[part]) for head in range(heads))

@@ -7,6 +7,12 @@ HEAD, NEOX_HEAD = "lm_head.weight", "embed_out.weight"
 OTHERS = (
     (".mlp.gate.moe_statics.", ".mlp.moe_statics."),  # ERNIE 4.5
     (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # K-EXAONE
+    (".mlp.gate.e_score_correction_bias", ".mlp.gate.expert_bias"),  # Sarvam
+    ("model.embed_tokens.", "model.word_embeddings."),
+    (".self_attn.qkv_proj.", ".attention.query_key_value."),
+    (".self_attn.q_norm.", ".attention.query_layernorm."),
+    (".self_attn.k_norm.", ".attention.key_layernorm."),
+    (".self_attn.o_proj.", ".attention.dense."),
     (".mlp.gate.weight", ".mlp.router.gate.weight"),  # Hy3
     (".mlp.e_score_correction_bias", ".mlp.expert_bias"),
     (".mlp.shared_experts.", ".mlp.shared_mlp."),

@@ -1,0 +1,81 @@
+"""Families that transformers reads by other names than their makers wrote: both say the same model, or it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from native_models import logits, open_native, save_tiny
+from quantised_models import rewritten
+from safetensors.torch import load_file
+from tiny_models import tiny_model
+
+from outrider.kernels.program import Format
+from outrider.workers.errors import ModelError
+from outrider.workers.models.families import build_program
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def said_by_transformers(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(tiny_model(name).config.to_json_string())
+    return found
+
+
+def renamed(config: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in config.items()}
+
+
+def test_sarvam_s_own_configuration_of_latent_attention_says_the_same_model() -> None:
+    """The size of what is cached as that of a head, a name of its own for yarn, other names of experts."""
+    config = said_by_transformers("sarvam-mla")
+    rope = dict(config.pop("rope_parameters"))
+    theirs = renamed(config, {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}) | {
+        "head_dim": config["kv_lora_rank"] + config["qk_rope_head_dim"],
+        "q_head_dim": config["qk_head_dim"],
+        "rope_theta": rope.pop("rope_theta"),
+        "rope_scaling": rope | {"type": "deepseek_yarn", "rope_type": "deepseek_yarn"},
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+    }
+    assert build_program(theirs, Format.FP32) == build_program(said_by_transformers("sarvam-mla"), Format.FP32)
+
+
+@pytest.mark.parametrize("name", ["sarvam-mla", "sarvam-moe"])
+@pytest.mark.parametrize("change", [{"score_function": "softmax"}, {"moe_router_enable_expert_bias": False}, {"group": 3}])
+def test_what_sarvam_s_models_do_not_do_is_refused(name: str, change: dict[str, Any]) -> None:
+    key, value = next(iter(change.items()))
+    with pytest.raises(ModelError, match=f'does not know "{key}": .?{value}'):
+        build_program(said_by_transformers(name) | change, Format.BF16)
+
+
+def test_sarvam_s_configuration_by_other_names_and_its_tensors_by_theirs(tmp_path: Path) -> None:
+    path = save_tiny("sarvam-moe", tmp_path / "model")
+    expected = logits(open_native(path, "fp32"))
+    assert "model.layers.1.attention.query_key_value.weight" in load_file(path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    names = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts", "attention_bias": "use_qkv_bias"}
+    (path / "config.json").write_text(json.dumps(renamed(config, names)))
+    rewritten(
+        path, lambda tensors: {name.replace(".word_embeddings.", ".embed_tokens."): tensors[name] for name in tensors}
+    )
+    np.testing.assert_array_equal(logits(open_native(path, "fp32")), expected)
+
+
+@pytest.mark.parametrize("original", [96, "192", None])
+def test_long_rope_of_rows_longer_than_their_original_length_is_refused_of_minicpm3(original: Any) -> None:
+    """transformers then turns new keys by other frequencies than those before."""
+    config = said_by_transformers("minicpm3-long")
+    config["rope_parameters"]["original_max_position_embeddings"] = original
+    config |= {"max_position_embeddings": 192}
+    if original is None:  # the rows' own length
+        build_program(config, Format.BF16)
+        return
+    with pytest.raises(ModelError, match=r"rows of up to 192 tokens where .original_max_position_embeddings. is"):
+        build_program(config, Format.BF16)
