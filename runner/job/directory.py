@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -80,25 +82,35 @@ def check_free(directory: Path, piped: bool) -> None:
 
 
 def _check_files_or_nothing(directory: Path) -> None:
-    """A job would find out at its end. (A job.json that is one is put aside: ``describe``.)"""
+    """A job would find out at its end. (A job.json that is none is put aside: ``describe``.)"""
     for name in (RESULTS, ERRORS, REPORT):
         check_file_or_nothing(directory / name)
 
 
 def _check_not_emptied(directory: Path) -> None:
     """A journal is empty for a moment when it is made, but then nothing else of the job has been written."""
-    if there(directory / DESCRIPTION) and there(directory / JOURNAL) and not _has_bytes(directory / JOURNAL):
+    if there(directory / DESCRIPTION) and (directory / JOURNAL).is_file() and not _has_bytes(directory / JOURNAL):
         raise damaged(directory / JOURNAL, f"it is empty, and {DESCRIPTION} tells of a job")
 
 
 def _check_not_gone(directory: Path) -> None:
     """Where there is no journal: whether there was one once."""
+    if there(directory / JOURNAL) and not (directory / JOURNAL).is_file():
+        raise JobError(f"{directory / JOURNAL} is no file, and so no job's journal; name another directory")
     try:
-        content = json.loads((directory / DESCRIPTION).read_bytes())
+        content = json.loads(_content(directory / DESCRIPTION))
     except (OSError, ValueError, RecursionError):
         return
     if isinstance(content, dict) and content.get("identity") and content.get("spec"):
         raise JobError(f"{directory / JOURNAL} is not there, and {DESCRIPTION} tells of a job; {WHAT_TO_DO}")
+
+
+def _content(path: Path) -> bytes:
+    """Of a file: whoever reads from a pipe may wait for ever, and a device may have no end."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        return stream.read()
 
 
 def _has_bytes(path: Path) -> bool:
@@ -210,6 +222,7 @@ def _lock(directory: Path) -> tuple[bool, int]:
     """Whether the directory was made for it, and its lock, held."""
     while True:
         made = None
+        check_file_or_nothing(directory / LOCK)
         try:
             made = _make(directory)
             handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -236,8 +249,6 @@ def _lock(directory: Path) -> tuple[bool, int]:
 
 def _unwritable_job(directory: Path, error: OSError) -> str:
     """A job that is there may be one that no --out has named, as with ``retry``."""
-    if os.path.isdir(directory / LOCK):  # noqa: PTH112  (Path.is_dir raises where the name is too long)
-        return f"{directory / LOCK} is a directory, and the job's lock is a file of that name: move it away"
     if there(directory / JOURNAL):
         return (
             f"{directory} holds a job and cannot be written: {error.strerror}; make it writable, or go on with a copy of it"
@@ -295,7 +306,7 @@ def describe(directory: Path, journal: Journal, description: dict[str, Any]) -> 
     path = directory / DESCRIPTION
     whole = {**read_description(directory, journal)[0], **description}
     journal.set_meta(KEPT_DESCRIPTION, whole)
-    if path.is_dir():
+    if there(path) and not path.is_file():
         path.rename(next(aside for number in count(1) if not (aside := directory / f"{DESCRIPTION}.{number}").exists()))
     write_atomically(path, [json.dumps(whole, indent=2)])
 
@@ -304,7 +315,7 @@ def read_description(directory: Path, journal: Journal) -> tuple[dict[str, Any],
     """What job.json says; where it is missing or damaged, what the journal has kept of it, with what to tell of that."""
     path, note = directory / DESCRIPTION, None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(_content(path).decode())
         if isinstance(content, dict) and content.get("numeric_path", {}) is None:
             content["numeric_path"] = {}  # as versions before this one wrote it where no target was up
         if isinstance(content, dict) and all(isinstance(content.get(key, {}), dict) for key in OBJECTS):

@@ -195,6 +195,9 @@ class Journal:
             else:
                 if os.path.exists(path) and not path.is_file():  # noqa: PTH110  (Path.exists may raise)
                     raise JobError(f"{path} is no file, and so no job's journal; name another directory")
+                for beside in (path.with_name(path.name + end) for end in ("-wal", "-shm")):
+                    if os.path.exists(beside) and not beside.is_file():  # noqa: PTH110
+                        raise JobError(f"{beside} is no file, and one of that name is to be written: move it away")
                 self._db = sqlite3.connect(path, isolation_level=None)
                 self._db.execute("PRAGMA busy_timeout = 10000")
                 self._check_own()

@@ -16,11 +16,7 @@ BESIDE = ("-wal", "-journal")
 
 def connect(path: Path) -> sqlite3.Connection:
     """To all that was committed. May raise what SQLite raises."""
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise JobError(f"{path} cannot be read: {error.strerror}") from None
+    _check_readable(path)
     try:
         return _tried(path, "mode=ro")
     except sqlite3.OperationalError:
@@ -45,21 +41,29 @@ def _tried(path: Path, how: str) -> sqlite3.Connection:
     return connection
 
 
-def _holds_something(path: Path, end: str) -> bool:
+def _check_readable(path: Path) -> None:
     try:
-        return path.with_name(path.name + end).stat().st_size > 0
-    except FileNotFoundError:
-        return False
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise JobError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _holds_something(path: Path, end: str) -> bool:
+    """A folder or a link to nowhere of that name holds no transactions."""
+    beside = path.with_name(path.name + end)
+    return beside.is_file() and beside.stat().st_size > 0
 
 
 def _of_a_copy(path: Path) -> sqlite3.Connection:
+    beside = [path.with_name(path.name + end) for end in BESIDE if _holds_something(path, end)]
+    for each in beside:
+        _check_readable(each)
     try:
         with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
             copy = Path(folder) / path.name
-            shutil.copyfile(path, copy)
-            for end in BESIDE:
-                if _holds_something(path, end):
-                    shutil.copyfile(path.with_name(path.name + end), copy.with_name(copy.name + end))
+            for each in (path, *beside):
+                shutil.copyfile(each, copy.with_name(each.name))
             connection = sqlite3.connect(copy, isolation_level=None)
             # What stood beside it goes into it. The file then stays as long as the connection, and no longer.
             connection.execute("PRAGMA journal_mode = DELETE").fetchone()

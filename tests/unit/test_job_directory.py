@@ -328,9 +328,10 @@ def test_a_trace_that_cannot_be_written_is_told_before_the_rows_are_read(heard: 
     assert not Path("job").exists()
 
 
-def test_a_lock_that_is_a_folder_is_told(tmp_path: Path) -> None:
-    (tmp_path / "lock").mkdir()
-    said = r"/lock is a directory, and the job's lock is a file of that name: move it away$"
+@pytest.mark.parametrize(("kind", "what"), [("folder", "a directory"), ("pipe", "a pipe, a socket or a device")])
+def test_a_lock_that_is_no_file_is_told(tmp_path: Path, kind: str, what: str) -> None:
+    os.mkfifo(tmp_path / "lock") if kind == "pipe" else (tmp_path / "lock").mkdir()
+    said = rf"/lock is {what}, and a file of that name is to be written: move it away$"
     with pytest.raises(UsageError, match=said), held(tmp_path):
         pass
 
@@ -450,6 +451,37 @@ def test_a_broken_description_is_made_anew(tmp_path: Path, journal: Journal, con
     describe(tmp_path, journal, {"b": 2})
     assert json.loads(file.read_text()) == {"a": 1, "spec": {"batch": 8}, "b": 2}
     assert (tmp_path / "job.json.1").is_dir() == (content is None), "nothing of the user's is removed"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to itself"])
+def test_a_description_that_is_no_file_is_not_waited_for(tmp_path: Path, journal: Journal, kind: str) -> None:
+    describe(tmp_path, journal, {"a": 1})
+    file = tmp_path / "job.json"
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else file.name)
+    found, note = read_description(tmp_path, journal)
+    assert found == {"a": 1}
+    said = "Too many levels of symbolic links" if kind == "link to itself" else "it is no file"
+    assert note == f"{file} cannot be used ({said}): what it said is taken from job.db"
+    describe(tmp_path, journal, {"b": 2})
+    assert json.loads(file.read_text()) == {"a": 1, "b": 2}
+    assert os.path.lexists(tmp_path / "job.json.1") == (kind != "link to itself"), "it is put aside"
+
+
+def test_a_pipe_where_a_journal_may_be_gone_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "job.json")
+    with pytest.raises(UsageError, match=r"is not a job directory: it has no job\.db$"):
+        open_job(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_a_journal_that_is_no_file_is_not_said_to_be_gone(tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / "job.db") if kind == "pipe" else (tmp_path / "job.db").mkdir()
+    with pytest.raises(JobError, match=r"/job\.db is no file, and so no job's journal; name another directory$"):
+        open_job(tmp_path)
 
 
 def test_a_description_that_was_removed_is_made_anew(tmp_path: Path, journal: Journal) -> None:

@@ -189,6 +189,15 @@ def test_a_journal_that_is_no_file(tmp_path: Path, make: Callable[[Path], None])
         Journal(tmp_path / "job.db")
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+@pytest.mark.parametrize("name", ["job.db-wal", "job.db-shm"])
+def test_what_is_in_the_way_of_a_journal_is_named(tmp_path: Path, make: Callable[[Path], None], name: str) -> None:
+    make(tmp_path / name)
+    with pytest.raises(JobError, match=rf"/{name} is no file, and one of that name is to be written: move it away$"):
+        Journal(tmp_path / "job.db")
+    assert not (tmp_path / "job.db").exists()
+
+
 def test_a_journal_of_another_format_is_refused(full: Journal) -> None:
     full.set_meta("format", 99)
     with pytest.raises(JobError, match="has format 99, this outrider reads 1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -65,6 +66,34 @@ def test_a_file_without_a_log_is_read_as_it_is(job: Path, read_only: None) -> No
     journal = open_job(job)
     assert journal.counts() == Counts(3, 1, 0)
     journal.close()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to itself", "pipe"])
+def test_what_is_called_like_a_log_and_is_none_is_left_aside(job: Path, read_only: None, kind: str) -> None:
+    Journal(job / "job.db").close()
+    log = job / "job.db-wal"
+    if kind == "folder":
+        (log / "x").mkdir(parents=True)
+    elif kind == "pipe":
+        os.mkfifo(log)
+    else:
+        log.symlink_to(log.name)
+    journal = open_job(job)
+    assert journal.counts() == Counts(3, 1, 0)
+    journal.close()
+
+
+def test_a_log_that_cannot_be_read_is_named(job: Path, read_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name.endswith("-wal"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(JobError, match=r"/job\.db-wal cannot be read: Permission denied$"):
+        open_job(job)
 
 
 def test_what_was_rolled_back_is_not_read(tmp_path: Path, read_only: None) -> None:
