@@ -280,6 +280,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("opt", OPT),
     "opt-350m": ("opt", OPT | {"word_embed_proj_dim": 48, "do_layer_norm_before": False}),
     "opt-plain": ("opt", OPT | {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False}),
+    "biogpt": ("biogpt", NEOX),
+    "biogpt-untied": ("biogpt", NEOX | {"tie_word_embeddings": False, "scale_embedding": False, "hidden_act": "relu"}),
     "lfm2": (
         "lfm2",
         LLAMA | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_multiple_of": 16},
@@ -607,8 +609,9 @@ def one_by_one(model: PreTrainedModel) -> None:
 
 
 def saved_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """By transformers' own names and by those that they have in a checkpoint (EXAONE 3 has others)."""
-    return model.state_dict() | revert_weight_conversion(model, dict(model.state_dict()))
+    """By transformers' own names and by those that they have in a checkpoint (EXAONE 3 has others); a head by the usual."""
+    tensors = model.state_dict() | revert_weight_conversion(model, dict(model.state_dict()))
+    return tensors | {"lm_head.weight": model.get_output_embeddings().weight}
 
 
 def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:

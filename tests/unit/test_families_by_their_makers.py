@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_models import logits, open_native, save_tiny
+import torch
+from native_models import TOKENS, logits, open_native, save_tiny
 from quantised_models import rewritten
 from safetensors.torch import load_file
 from tiny_models import tiny_model
+from transformers import AutoModelForCausalLM
 
 from outrider.kernels.program import Format
 from outrider.workers.errors import ModelError
 from outrider.workers.models.families import build_program
+from outrider.workers.models.opening import check_weights
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,25 @@ def test_sarvam_s_configuration_by_other_names_and_its_tensors_by_theirs(tmp_pat
         path, lambda tensors: {name.replace(".word_embeddings.", ".embed_tokens."): tensors[name] for name in tensors}
     )
     np.testing.assert_array_equal(logits(open_native(path, "fp32")), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("pickled", [False, True])
+def test_biogpt_s_head_has_a_name_of_its_own(own: bool, pickled: bool, tmp_path: Path) -> None:
+    """Beside an embedding that it equals, as published, and where it differs: transformers then believes the weights."""
+    path = save_tiny("biogpt", tmp_path / "model")
+    tensors = load_file(path / "model.safetensors")
+    embedding = tensors["biogpt.embed_tokens.weight"]
+    tensors["output_projection.weight"] = embedding.flip(0).contiguous() if own else embedding.clone()
+    if pickled:
+        (path / "model.safetensors").unlink()
+        torch.save(tensors, path / "pytorch_model.bin")
+    else:
+        rewritten(path, lambda before: tensors)
+    expected = AutoModelForCausalLM.from_pretrained(path).eval()(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
+    np.testing.assert_allclose(logits(open_native(path, "fp32")), expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
+    check_weights(str(path), "hf")
 
 
 @pytest.mark.parametrize("original", [96, "192", None])

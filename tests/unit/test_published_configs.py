@@ -57,6 +57,7 @@ SIZES |= {
     "ERNIE-4.5-0.3B": 360,
     "OLMo-1B": 1_180,
     "MiniCPM3-4B": 4_070,
+    "biogpt": 347,
 }
 
 

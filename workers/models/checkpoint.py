@@ -27,7 +27,7 @@ from outrider.workers.models.formats.experts import Place, place_of
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.matrix import Matrix
-from outrider.workers.models.formats.other_names import HEAD, NEOX_HEAD, names_of
+from outrider.workers.models.formats.other_names import HEAD, HEADS, names_of
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.unexpected_tensors import check_plain
 from outrider.workers.models.headers import ZIP, read_entries
@@ -150,7 +150,7 @@ class SafetensorsCheckpoint:
         return last == "bias" and f"{module}.qweight" in self._entries and not self._raw.whole(name).any()
 
     def has(self, name: str) -> bool:
-        return name in self._entries or (name == HEAD and NEOX_HEAD in self._entries)
+        return any(each in self._entries for each in (HEADS if name == HEAD else (name,)))
 
     def matrix(self, tensor: Tensor) -> Matrix | None:
         if tensor not in self._matrices:
@@ -249,7 +249,7 @@ class PickledCheckpoint:
         return self._tensors.keys()
 
     def has(self, name: str) -> bool:
-        return name in self._tensors or (name == HEAD and NEOX_HEAD in self._tensors)
+        return any(each in self._tensors for each in (HEADS if name == HEAD else (name,)))
 
     def matrix(self, tensor: Tensor) -> None:
         return None

@@ -11,6 +11,7 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import (
     apertus,
+    biogpt,
     cohere,
     cohere_moe,
     corrected_mixtures,
@@ -51,6 +52,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "afmoe": corrected_mixtures.afmoe,
     "apertus": apertus.apertus,
     "arcee": relu_squared.arcee,
+    "biogpt": biogpt.biogpt,
     "codegen": gptj.codegen,
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,

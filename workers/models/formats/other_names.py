@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-HEAD, NEOX_HEAD = "lm_head.weight", "embed_out.weight"
+HEAD = "lm_head.weight"
+# What a head is called beside that: GPT-NeoX's, BioGPT's.
+OTHER_HEADS = ("embed_out.weight", "output_projection.weight")
+HEADS = (HEAD, *OTHER_HEADS)
 # What stands in a layer's name in place of what: in a checkpoint of the family's makers.
 OTHERS = (
     (".mlp.gate.moe_statics.", ".mlp.moe_statics."),  # ERNIE 4.5
@@ -26,8 +29,10 @@ MATRICES = (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
 
 
 def names_of(name: str) -> tuple[str, ...]:
-    """Its full name, that in a checkpoint of the bare decoder (of a head GPT-NeoX's), and those of other makers."""
-    found = [name, NEOX_HEAD if name == HEAD else name.split(".", 1)[1]]
+    """Its full name, that in a checkpoint of the bare decoder, and those of other makers."""
+    if name == HEAD:
+        return HEADS
+    found = [name, name.split(".", 1)[1]]
     if ".experts." in name:
         mixtral = name.replace(".mlp.", ".block_sparse_moe.")
         for ours, theirs in MATRICES:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.other_names import HEADS
 from outrider.workers.models.headers import quoted
 
 # What tools leave beside quantised weights: each is of no use without knowing how, which only a configuration says.
@@ -22,7 +23,6 @@ HARMLESS = re.compile(
 OF_ACTIVATIONS = re.compile(
     r".*\.(input_scale|activation_scale|output_scale|input_zero_point|[kqv]_scale|[kqv]_zero_point)"
 )
-HEADS = ("lm_head.weight", "embed_out.weight")
 
 
 def check_plain(names: Iterable[str]) -> None:
