@@ -59,6 +59,8 @@ class Kept:
     order: str = ""
 
 
+# The order's name of experts of which each has its own, or none.
+EACH_ITS_OWN = "each its own"
 # How a matrix is kept, or (True) a table that is read row by row.
 Keeping = Callable[[Tensor, bool], Kept]
 
@@ -411,9 +413,16 @@ class Builder:
         ``behind``: ``x`` is itself what experts made of each token. ``scale`` and ``cap`` are a clamped activation's.
         """
         chosen, width = route.width // 2, sum(part.count for part in matrices[0]) // (2 if gated else 1)
-        kept = _joined({self._kept(part, None) for parts in matrices for part in parts})
+        each = [{self._kept(part, None) for part in parts} for parts in matrices]
+        # An expert's columns may have an order of their own, which all matrices that read its input share.
+        ordered = any(kept.order for alike in each for kept in alike)
+        alike = {replace(kept, order=EACH_ITS_OWN if ordered else "") for kinds in each for kept in kinds}
+        kept = None if any(len({kept.order for kept in kinds}) > 1 for kinds in each) else _joined(alike)
         if kept is None:
-            raise ValueError(f"{matrices[0][0].name} and other experts are kept in different ways, which cannot be joined")
+            raise ValueError(
+                f"{matrices[0][0].name} and other experts are quantised in different ways, which the kernels cannot join; "
+                "--precision bf16 runs them"
+            )
         output = self._buffer(chosen * _rounded(width))
         numbers = [self._matrix(parts, kept, gated=gated) for parts in matrices]
         shifts = [self._vector(parts) for parts in biases]

@@ -483,7 +483,7 @@ def test_awq_settings_that_are_not_honoured_are_refused(settings: dict[str, Any]
     [
         ({"checkpoint_format": "marlin"}, "gptq and gptq_v2 are"),
         ({"is_marlin_format": True}, "layout of marlin"),
-        ({"bits": 2}, '"bits": 2; 4, 8 are known'),
+        ({"bits": 3}, '"bits": 3; 2, 4, 8 are known'),
         ({"bits": 8}, "qweight' (gptq) has shape"),
         ({"dynamic": {"-:.*up_proj": {}}}, '"dynamic" in quantization_config says that it is not'),
         ({"dynamic": {"+:(": {}}}, "which is no pattern"),

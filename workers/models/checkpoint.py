@@ -22,13 +22,14 @@ from outrider.kernels.quantised import natural_order
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.config_file import NAME, quantisation_of
 from outrider.workers.models.files import read_json
-from outrider.workers.models.formats.configuration import KEY, Quantisation
+from outrider.workers.models.formats.configuration import Quantisation
 from outrider.workers.models.formats.experts import Place, place_of
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.matrix import Matrix
 from outrider.workers.models.formats.other_names import HEAD, HEADS, names_of
 from outrider.workers.models.formats.raw import RawTensors
+from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.formats.unexpected_tensors import check_plain
 from outrider.workers.models.headers import ZIP, read_entries
 from outrider.workers.models.language_model import EITHER_WAY, language_name, sees

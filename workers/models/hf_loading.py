@@ -22,7 +22,7 @@ from outrider.workers.errors import ModelError, first_line
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models import ipex
 from outrider.workers.models.config_file import config_path, read_config
-from outrider.workers.models.formats.configuration import KEY
+from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
 from outrider.workers.models.library_weights import layer_that_mixes, parts_of
 from outrider.workers.models.model_info import ModelInfo, read_model_info, weight_files

@@ -148,3 +148,9 @@ def language_name(name: str) -> str | None:
         if name.startswith(seeing):
             return alone + name.removeprefix(seeing)
     return name
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """What a tensor of a language model alone, or a layer, may be called in a checkpoint of a model that sees as well."""
+    whole = f"{name}."  # a layer's own name may be a whole prefix
+    return tuple((seeing + whole.removeprefix(alone))[:-1] for seeing, alone in PREFIXES if whole.startswith(alone))

@@ -17,8 +17,8 @@ from outrider.workers.models import ipex
 from outrider.workers.models.checkpoint import open_checkpoint
 from outrider.workers.models.config_file import config_path, quantisation_of, read_config
 from outrider.workers.models.families import build_head, build_program
-from outrider.workers.models.formats.configuration import KEY
 from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.headers import INDEX, SINGLE
 from outrider.workers.models.heads import read_head
 from outrider.workers.models.laying_out import lay_out

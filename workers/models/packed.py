@@ -258,11 +258,12 @@ def _codes(checkpoint: Checkpoint, source: Tensor, start: int, stop: int) -> Qua
 
 
 def _order(checkpoint: Checkpoint, weight: Weight) -> NDArray[np.int32]:
-    """All matrices of a weight have the same, or they would not be stacked."""
+    """All matrices of a weight have the same, or they would not be stacked. Beside experts with an order there may be some
+    whose columns come in their own."""
     matrix = checkpoint.matrix(weight.sources[0])
-    if matrix is None or matrix.order is None:
+    if matrix is None:
         raise ModelError(f'the columns of "{weight.sources[0].name}" have no order any more: the checkpoint has changed')
-    return matrix.order
+    return np.arange(weight.columns, dtype=np.int32) if matrix.order is None else matrix.order
 
 
 @dataclass(frozen=True, slots=True)

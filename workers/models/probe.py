@@ -25,7 +25,7 @@ from outrider.workers.engines.hf_rows import CACHE_NAMES, HfRowEngine
 from outrider.workers.engines.ways import RowFeeding, Way
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import Sampling
-from outrider.workers.models.formats.configuration import KEY
+from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.headers import quoted
 from outrider.workers.models.twins import NEAR, VOCABULARY, build_twin, twin_config
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.formats.configuration import KEY
+from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.headers import quoted
 
 ELSEWHERE = "take this model in another format"

@@ -1,5 +1,6 @@
-"""compressed-tensors: integers packed into words ("pack-quantized"), or int8 and fp8 as they are ("int-quantized",
-"float-quantized", "naive-quantized")."""
+"""compressed-tensors: integers packed into words ("pack-quantized"), int8 and fp8 as they are ("int-quantized",
+"float-quantized", "naive-quantized", "mxfp8-quantized"), or floats of four bits ("mxfp4-pack-quantized",
+"nvfp4-pack-quantized")."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.quantised import QuantisedRows, Scheme, Values
+from outrider.kernels.quantised import E4M3, QuantisedRows, Scheme, Values
 from outrider.workers.models.formats.gptq import group_order
-from outrider.workers.models.formats.matrix import Held, Parts
-from outrider.workers.models.formats.raw import to_float32, unpacked
+from outrider.workers.models.formats.matrix import Held, Parts, in_groups
+from outrider.workers.models.formats.raw import nibbles, powers_of_two, to_float32, unpacked
 
 SCALE_TYPES = ("F16", "BF16", "F32")
+# A scale that is a power of two, as its exponent in a byte.
+EXPONENTS = ("U8", "F8_E8M0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,9 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class PlainMatrix:
-    """``weight`` int8 or e4m3 [N, K] and its scales: one, one a row, for groups of a row, or for blocks. ``scale`` is their
-    tensor's name: "weight_scale", or "weight_scale_inv" where a checkpoint calls it so (it multiplies all the same)."""
+    """``weight`` int8 or e4m3 [N, K] and its scales: one, one a row, for groups of a row, or for blocks, of which the last
+    need not be whole. ``scale`` is their tensor's name: "weight_scale", or "weight_scale_inv" where a checkpoint calls it
+    so (it multiplies all the same). Those of e4m3 may be exponents of two."""
 
     source: Parts
     scheme: Scheme
@@ -100,6 +104,8 @@ class PlainMatrix:
     scale: str
     # How many rows a row of the scales is for; 0: all of them.
     scale_rows: int
+    # The columns that one scale is for.
+    scale_columns: int
     order: None = None
 
     @classmethod
@@ -107,10 +113,12 @@ class PlainMatrix:
         cls, source: Parts, shape: tuple[int, int], weights: Weights, *, name: str, scale: str = "weight_scale"
     ) -> PlainMatrix:
         rows, columns = shape
-        group, scale_rows = weights.group, 1
+        scale_columns, scale_rows = weights.group or columns, 1
         if weights.block is not None:
-            scale_rows, group = weights.block
-        group = source.check_group(group or columns, columns)
+            scale_rows, scale_columns = weights.block
+            group = source.whole_groups(scale_columns, columns)
+        else:
+            group = source.check_group(scale_columns, columns)
         source.entry("weight", shape, "F8_E4M3" if weights.float else "I8")
         if weights.strategy == "tensor":
             # One number: as a scalar, or as a vector or a matrix that has nothing else.
@@ -119,13 +127,15 @@ class PlainMatrix:
             scales = source.entry(scale, extents, *SCALE_TYPES)
             scale_rows = 0
         else:
-            scales = source.entry(scale, (-(-rows // scale_rows), columns // group), *SCALE_TYPES)
+            types = (*SCALE_TYPES, *EXPONENTS) if weights.float else SCALE_TYPES
+            scales = source.entry(scale, (-(-rows // scale_rows), -(-columns // scale_columns)), *types)
         if not weights.symmetric:
             source.entry("weight_zero_point", scales.shape, "I8")
         values = Values.E4M3 if weights.float else Values.INTEGER
-        type_ = scales.type
+        # Every power of two is a number in bf16.
+        type_ = "BF16" if scales.type in EXPONENTS else scales.type
         scheme = Scheme(name, weights.bits, group, values, symmetric=weights.symmetric, scale_type=type_)
-        return cls(source, scheme, shape, scale, scale_rows)
+        return cls(source, scheme, shape, scale, scale_rows, scale_columns)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -133,7 +143,9 @@ class PlainMatrix:
 
     def rows(self, start: int, stop: int) -> QuantisedRows:
         codes = self.source.rows("weight", start, stop)
-        scales = self.source.finite(self.scale, self._for_rows(to_float32(self.source.whole(self.scale)), start, stop))
+        stored = self.source.whole(self.scale)
+        values = powers_of_two(stored) if stored.dtype == np.uint8 else to_float32(stored)
+        scales = self.source.finite(self.scale, self._for_rows(values, start, stop))
         if self.scheme.values is Values.E4M3:
             if ((codes & 127) == 127).any():
                 self.source.refuse("holds a value that is not a finite number")
@@ -151,7 +163,52 @@ class PlainMatrix:
         """[n, groups] from what the file states once for a row, for several, or for all."""
         if self.scale_rows == 0:
             return np.broadcast_to(values.reshape(1, 1), (stop - start, 1)).copy()
-        return np.ascontiguousarray(values[np.arange(start, stop) // self.scale_rows])
+        of_rows = values[np.arange(start, stop) // self.scale_rows]
+        return np.ascontiguousarray(in_groups(of_rows, self.scale_columns, self.scheme.group, self.shape[1]))
+
+    def done(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class FourBitFloats:
+    """``weight_packed`` [N, K/2] has two codes of e2m1 in a byte, the lower one first. ``weight_scale`` [N, K/G] has
+    exponents of two (mxfp4), or numbers in e4m3, and what multiplies a code is such a one by ``weight_global_scale``
+    (nvfp4)."""
+
+    source: Parts
+    scheme: Scheme
+    shape: tuple[int, int]
+    order: None = None
+
+    @classmethod
+    def of(cls, source: Parts, shape: tuple[int, int], weights: Weights, *, name: str, exponents: bool) -> FourBitFloats:
+        rows, columns = shape
+        group = source.check_group(weights.group, columns)
+        if columns % 2:
+            source.refuse(f"has {columns} columns, two of which lie in one byte")
+        source.entry("weight_packed", (rows, columns // 2), "U8")
+        source.entry("weight_scale", (rows, columns // group), *(EXPONENTS if exponents else ("F8_E4M3",)))
+        if not exponents:
+            source.entry("weight_global_scale", (1,), "F32")
+        type_ = "E8M0" if exponents else "F32"
+        return cls(source, Scheme(name, 4, group, Values.E2M1, scale_type=type_), shape)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.source.used)
+
+    def rows(self, start: int, stop: int) -> QuantisedRows:
+        codes = nibbles(self.source.rows("weight_packed", start, stop))
+        stored = self.source.rows("weight_scale", start, stop)
+        if self.scheme.scale_type == "E8M0":
+            scales = powers_of_two(stored)
+        else:
+            whole = self.source.scales("weight_global_scale")[0]
+            with np.errstate(all="ignore"):  # what comes of it that is no number is refused
+                scales = E4M3[stored] / whole
+        scales = self.source.finite("weight_scale", scales)
+        return QuantisedRows(self.scheme, codes, scales, np.zeros(scales.shape, np.uint8))
 
     def done(self) -> None:
         pass

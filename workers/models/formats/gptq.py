@@ -1,7 +1,7 @@
-"""GPTQ: 4 or 8 bits, the columns (inputs) of a row one after the other in words, and perhaps in an order of their own.
+"""GPTQ: 2, 4 or 8 bits, the columns (inputs) of a row one after the other in words, and perhaps in an order of their own.
 
-Version 1 stores zero points less one. Its writers take the one from whole words of eight (or four) zero points, borrowing
-from the next where one was zero, so it is given back to whole words. gptqmodel, which writes both versions, reads it so.
+Version 1 stores zero points less one. Its writers take the one from whole words of zero points, borrowing from the next
+where one was zero, so it is given back to whole words. gptqmodel, which writes both versions, reads it so.
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels.quantised import QuantisedRows, Scheme
-from outrider.workers.models.formats.matrix import Held, Parts
+from outrider.workers.models.formats.matrix import Held, Parts, in_groups
 from outrider.workers.models.formats.raw import unpacked
 
-ONE_EACH = {4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
+ONE_EACH = {2: np.uint32(0x55555555), 4: np.uint32(0x11111111), 8: np.uint32(0x01010101)}
 
 
 @dataclass(frozen=True, slots=True)
 class GptqMatrix:
-    """``qweight`` int32 [K bits/32, N], ``qzeros`` int32 [K/G, N bits/32], ``scales`` [K/G, N], ``g_idx`` int32 [K]."""
+    """``qweight`` int32 [K bits/32, N], ``qzeros`` int32 [K/G, N bits/32], ``scales`` [K/G, N], ``g_idx`` int32 [K].
+
+    ``stated`` is the checkpoint's own group; the last one need not be whole.
+    """
 
     source: Parts
     scheme: Scheme
     shape: tuple[int, int]
     order: NDArray[np.int32] | None
     stored_less_one: bool
+    stated: int
     _held: Held[tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]] = field(default_factory=Held)
 
     @classmethod
@@ -35,17 +39,19 @@ class GptqMatrix:
         cls, source: Parts, shape: tuple[int, int], *, bits: int, group: int, symmetric: bool, stored_less_one: bool
     ) -> GptqMatrix:
         rows, columns = shape
-        group = source.check_group(group, columns)
+        stated = columns if group == -1 else group
+        group = source.whole_groups(stated, columns)
         in_word = 32 // bits
         if rows % in_word or columns % in_word:
             source.refuse(f"has {rows} rows and {columns} columns, {in_word} of which lie in one word")
         source.entry("qweight", (columns // in_word, rows), "I32")
-        source.entry("qzeros", (columns // group, rows // in_word), "I32")
-        scales = source.entry("scales", (columns // group, rows), "F16", "BF16", "F32")
-        order = _order(source, columns, group) if source.has("g_idx") else None
+        groups = -(-columns // stated)
+        source.entry("qzeros", (groups, rows // in_word), "I32")
+        scales = source.entry("scales", (groups, rows), "F16", "BF16", "F32")
+        order = _order(source, columns, stated) if source.has("g_idx") else None
         type_ = scales.type
         scheme = Scheme("gptq", bits, group, symmetric=symmetric, scale_type=type_, ordered=order is not None)
-        return cls(source, scheme, shape, order, stored_less_one)
+        return cls(source, scheme, shape, order, stored_less_one, stated)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -58,10 +64,11 @@ class GptqMatrix:
         codes = unpacked(weights[:, start:stop].T, bits, self.shape[1])
         if self.order is not None:
             codes = codes[:, self.order]
-        zeros = np.ascontiguousarray(zeros[:, start:stop].T)
+        groups = self.stated, self.scheme.group, self.shape[1]
+        zeros = np.ascontiguousarray(in_groups(zeros[:, start:stop].T, *groups))
         if self.scheme.symmetric:
             self.source.check_symmetric(zeros, bits)
-        scales = np.ascontiguousarray(scales[:, start:stop].T)
+        scales = np.ascontiguousarray(in_groups(scales[:, start:stop].T, *groups))
         return QuantisedRows(self.scheme, np.ascontiguousarray(codes), scales, zeros)
 
     def _whole(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
@@ -15,6 +16,13 @@ from outrider.workers.models.formats.raw import RawTensors, to_float32
 from outrider.workers.models.headers import Entry, quoted
 
 Kept = TypeVar("Kept")
+# Groups that are smaller than the format's own are made no smaller than the kernels have them.
+SMALLEST = 32
+
+
+def in_groups(values: NDArray[Any], stated: int, group: int, columns: int) -> NDArray[Any]:
+    """What belongs to groups of ``stated`` columns [n, ceil(columns / stated)], for groups of ``group``."""
+    return values if stated == group else np.repeat(values, stated // group, axis=1)[:, : columns // group]
 
 
 class Held(Generic[Kept]):
@@ -120,3 +128,8 @@ class Parts:
         if group < 1 or columns % group:
             self.refuse(f"has {columns} columns, which its groups of {group} do not divide")
         return group
+
+    def whole_groups(self, group: int, columns: int) -> int:
+        """The group, or, where the last one is not whole, smaller ones that each have one scale all the same."""
+        smaller = math.gcd(group, columns) if group > 0 else 0
+        return smaller if smaller and smaller % SMALLEST == 0 else self.check_group(group, columns)

@@ -11,10 +11,10 @@ from outrider.kernels.quantised import QuantisedRows, Scheme, Values
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.experts import NAME
 from outrider.workers.models.formats.matrix import Parts
-from outrider.workers.models.formats.raw import RawTensors
+from outrider.workers.models.formats.raw import RawTensors, nibbles, powers_of_two
 from outrider.workers.models.headers import quoted
 
-GROUP, NOT_A_NUMBER = 32, 255
+GROUP = 32
 SCHEME = Scheme("mxfp4", 4, GROUP, Values.E2M1, scale_type="E8M0")
 
 
@@ -37,16 +37,11 @@ class ExpertMatrix:
         return (self.blocks, self.scales)
 
     def rows(self, start: int, stop: int) -> QuantisedRows:
-        bytes_ = self._of(self.blocks, start, stop).reshape(stop - start, -1)
-        codes = np.empty((*bytes_.shape, 2), np.uint8)
-        np.bitwise_and(bytes_, 15, out=codes[..., 0])
-        np.right_shift(bytes_, 4, out=codes[..., 1])
-        exponents = self._of(self.scales, start, stop)
-        if (exponents == NOT_A_NUMBER).any():
+        codes = nibbles(self._of(self.blocks, start, stop).reshape(stop - start, -1))
+        scales = powers_of_two(self._of(self.scales, start, stop))
+        if not np.isfinite(scales).all():
             raise ModelError(f"{quoted(self.scales)} (mxfp4) holds a scale that is not a finite number")
-        powers = exponents.astype(np.int32) - 127
-        scales = np.ldexp(np.float32(1.0), powers).astype(np.float32)
-        return QuantisedRows(SCHEME, codes.reshape(stop - start, -1), scales, np.zeros(scales.shape, np.uint8))
+        return QuantisedRows(SCHEME, codes, scales, np.zeros(scales.shape, np.uint8))
 
     def _of(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
         """Only the rows between the first and the last that are asked for."""

@@ -24,6 +24,7 @@ TYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(np.uint16),
     "F8_E4M3": np.dtype(np.uint8),
+    "F8_E8M0": np.dtype(np.uint8),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "U8": np.dtype(np.uint8),
@@ -82,8 +83,18 @@ def to_float32(values: Array) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
+# Of an exponent in a byte: what stands for no number.
+NO_EXPONENT = 255
+
+
+def powers_of_two(exponents: Array) -> NDArray[np.float32]:
+    """What bytes stand for that are exponents of two (e8m0); what is no number as such."""
+    powers = np.ldexp(np.float32(1.0), exponents.astype(np.int32) - 127).astype(np.float32)
+    return np.where(exponents == NO_EXPONENT, np.float32(np.nan), powers)
+
+
 def nibbles(words: Array) -> NDArray[np.uint8]:
-    """int32 words [n, m] as their 4-bit parts [n, 8 m], the lowest first."""
+    """int32 words [n, m] as their 4-bit parts [n, 8 m], the lowest first; bytes [n, m] likewise as [n, 2 m]."""
     packed = np.ascontiguousarray(words).view(np.uint8)
     result = np.empty((*packed.shape, 2), np.uint8)
     np.bitwise_and(packed, 15, out=result[..., 0])

@@ -21,7 +21,7 @@ HARMLESS = re.compile(
 )
 # Of activations, keys and values: a checkpoint's scales for them are not used, as these get their scales by token, or none.
 OF_ACTIVATIONS = re.compile(
-    r".*\.(input_scale|activation_scale|output_scale|input_zero_point|[kqv]_scale|[kqv]_zero_point)"
+    r".*\.(input_scale|input_global_scale|activation_scale|output_scale|input_zero_point|[kqv]_scale|[kqv]_zero_point)"
 )
 
 

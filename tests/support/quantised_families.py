@@ -1,0 +1,294 @@
+"""Tiny models of any family as quantised checkpoints, as the makers of each format lay them out, and the numbers that their
+codes stand for, by definitions that are not those of the readers under test."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from quantised_models import AWQ, GPTQ, Tensors, extremes, rewritten, set_config
+from safetensors.torch import load_file
+from tiny_models import MIXTURES, TINY
+
+GROUP, BLOCK = 32, 32
+# A matrix, [outputs, inputs], under the name of its layer: the tensors that stand for it by the last part of their name,
+# and its numbers.
+Packed = tuple[Tensors, torch.Tensor]
+# What quantising tools leave as it is, in the layers: routers, norms, convolutions, gates of one row.
+PLAIN = re.compile(
+    r"norm|\.router\b|(mlp|_moe|feed_forward)\.gate\b|\.gate\.wg\b|shared_expert_gate|conv\.conv|conv1d|in_proj_(ba|a|b)\b"
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``pack`` makes the tensors of a layer, ``settings`` is the checkpoint's ``quantization_config``."""
+
+    pack: Callable[[str, torch.Tensor], Packed]
+    settings: dict[str, Any]
+
+
+def _whole_blocks(matrix: torch.Tensor) -> torch.Tensor:
+    rows, columns = matrix.shape
+    return torch.nn.functional.pad(matrix, (0, -columns % BLOCK, 0, -rows % BLOCK))
+
+
+def fp8_by_block(module: str, matrix: torch.Tensor) -> Packed:
+    rows, columns = matrix.shape
+    scales = _whole_blocks(matrix).unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).abs().amax(dim=(1, 3)) / 448
+    wide = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
+    codes = (matrix / wide).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": scales}, codes.float() * wide
+
+
+def fp8_static(module: str, matrix: torch.Tensor) -> Packed:
+    """Mistral's: a scale for the matrix and one for its inputs, both in bf16."""
+    scale = (matrix.abs().max() / 448).bfloat16()
+    codes = (matrix / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    parts = {"weight": codes, "weight_scale_inv": scale, "activation_scale": torch.tensor(0.02).bfloat16()}
+    return parts, codes.float() * scale.float()
+
+
+def _integers(matrix: torch.Tensor, bits: int, least_zero: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes, scales and zero points of groups that need no symmetry: [N, K], [N, K/G], [N, K/G]."""
+    groups, most = matrix.unflatten(1, (-1, GROUP)), (1 << bits) - 1
+    low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    scales = ((high - low) / most).half()
+    zeros = (-low / scales.float()).round().clamp(least_zero, most)
+    codes = (groups / scales.float()[..., None] + zeros[..., None]).round().clamp(0, most)
+    return codes.flatten(1).long(), scales, zeros.long()
+
+
+def _numbers(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    each = (zeros.repeat_interleave(GROUP, 1), scales.float().repeat_interleave(GROUP, 1))
+    return (codes - each[0]).float() * each[1]
+
+
+def _words(values: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
+    """Neighbours of a row in one word, the first lowest, or those that ``order`` names."""
+    in_word = 32 // bits
+    apart = values.unflatten(1, (-1, in_word))
+    if order:
+        apart = apart[..., list(order)]
+    return (apart << bits * torch.arange(in_word)).sum(2).to(torch.uint32).view(torch.int32)
+
+
+def awq(module: str, matrix: torch.Tensor) -> Packed:
+    codes, scales, zeros = _integers(matrix, 4, 0)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    parts = {"qweight": _words(codes.T, 4, order), "qzeros": _words(zeros.T, 4, order), "scales": scales.T}
+    return parts, _numbers(codes, scales, zeros)
+
+
+def gptq(bits: int, less: int, ordered: bool = False) -> Callable[[str, torch.Tensor], Packed]:
+    """``less``: what the version takes from zero points. ``ordered``: groups of columns that were alike, layer by layer."""
+
+    def pack(module: str, matrix: torch.Tensor) -> Packed:
+        columns = matrix.shape[1]
+        order = torch.arange(columns)
+        if ordered:
+            order = torch.randperm(columns, generator=torch.Generator().manual_seed(_input_of(module)))
+        codes, scales, zeros = _integers(matrix[:, order], bits, less)
+        groups, back = (torch.arange(columns) // GROUP).int(), order.argsort()
+        parts = {
+            "qweight": _words(codes[:, back].contiguous(), bits).T,
+            "qzeros": _words((zeros - less).T, bits),
+            "scales": scales.T,
+            "g_idx": groups[back],
+        }
+        return parts, _numbers(codes, scales, zeros)[:, back]
+
+    return pack
+
+
+# Layers that read the same input, whose columns GPTQ therefore puts into the same order.
+ALIKE = (("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj", "w1", "w3"))
+
+
+def _input_of(module: str) -> int:
+    block, _, name = module.rpartition(".")
+    for alike in ALIKE:
+        name = alike[0] if name in alike else name
+    return sum(ord(letter) * (place + 1) for place, letter in enumerate(f"{block}.{name}"))
+
+
+def auto_round(pack: Callable[[str, torch.Tensor], Packed], packing: str) -> Layout:
+    """Without a g_idx, with the keys that its exporter writes."""
+
+    def without_order(module: str, matrix: torch.Tensor) -> Packed:
+        parts, numbers = pack(module, matrix)
+        return {name: part for name, part in parts.items() if name != "g_idx"}, numbers
+
+    settings = {"quant_method": "auto-round", "packing_format": packing, "bits": 4, "group_size": GROUP, "sym": False}
+    more = {"data_type": "int", "autoround_version": "0.16.1", "iters": 0, "block_name_to_quantize": "model.layers"}
+    return Layout(without_order, settings | more)
+
+
+def compressed(format: str, activations: Any = None, **weights: Any) -> Layout:
+    """By compressed-tensors' own compressor, and back by it."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    args = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=activations)
+    compressor = BaseCompressor.get_value_from_registry(format)
+
+    def pack(module: str, matrix: torch.Tensor) -> Packed:
+        low, high = extremes(_whole_blocks(matrix) if weights["strategy"] == "block" else matrix, weights)
+        scale, zero = calculate_qparams(low, high, args)
+        parts = {"weight": matrix.bfloat16(), "weight_scale": scale.bfloat16(), "weight_zero_point": zero}
+        stored = compressor.compress(parts, scheme)
+        # Numbers are those of scales in fp32, whatever type the library would have them in.
+        in_fp32 = {
+            key: value.float() if key == "weight_scale" and value.dtype.is_floating_point else value
+            for key, value in stored.items()
+        }
+        return stored, compressor.decompress(in_fp32, scheme)["weight"].float()
+
+    described = {"targets": ["Linear"], "weights": args.model_dump(mode="json"), "input_activations": activations}
+    settings = {"quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed"}
+    return Layout(pack, settings | {"config_groups": {"group_0": described}, "ignore": ["lm_head"]})
+
+
+def nvfp4(module: str, matrix: torch.Tensor) -> Packed:
+    """Two levels: numbers of e4m3 for 16 columns, by one for the matrix."""
+    groups = matrix.unflatten(1, (-1, 16))
+    whole = 448 * 6 / matrix.abs().max().reshape(1)
+    scales = (groups.abs().amax(2) / 6 * whole).to(torch.float8_e4m3fn)
+    each = scales.float() / whole
+    codes = (groups / each.clamp(min=1e-12)[..., None]).flatten(1)
+    of_values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    nearest = (codes.abs()[..., None] - of_values).abs().argmin(2)
+    numbers = of_values[nearest] * codes.sign() * each.repeat_interleave(16, 1)
+    nibbles = nearest + 8 * (codes < 0)
+    packed = (nibbles[:, ::2] + 16 * nibbles[:, 1::2]).to(torch.uint8)
+    parts = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole}
+    return parts | {"input_global_scale": torch.ones(1)}, numbers
+
+
+DYNAMIC: dict[str, Any] = {"num_bits": 8, "strategy": "token", "dynamic": True, "symmetric": True}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+INT4: dict[str, Any] = {"num_bits": 4, "strategy": "group", "group_size": GROUP}
+LAYOUTS: dict[str, Layout] = {
+    "fp8 by block": Layout(fp8_by_block, FP8 | {"modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}),
+    "fp8, static": Layout(
+        fp8_static,
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None, "dequantize": False}
+        | {"modules_to_not_convert": ["lm_head"]},
+    ),
+    "awq": Layout(awq, AWQ | {"modules_to_not_convert": ["gate"]}),
+    "gptq": Layout(gptq(4, 1), GPTQ | {"checkpoint_format": "gptq"}),
+    "gptq, in activation order": Layout(gptq(4, 1, ordered=True), GPTQ | {"desc_act": True}),
+    "gptq, version 2": Layout(gptq(4, 0), GPTQ | {"checkpoint_format": "gptq_v2"}),
+    "gptq, 2 bits": Layout(gptq(2, 1), GPTQ | {"bits": 2}),
+    "auto-round, as gptq": auto_round(gptq(4, 1), "auto_round:auto_gptq"),
+    "auto-round, as gptq 2": auto_round(gptq(4, 0), "auto_round"),
+    "auto-round, as awq": auto_round(awq, "auto_round:auto_awq"),
+    "gptq, 8 bits": Layout(gptq(8, 1), GPTQ | {"bits": 8}),
+    "compressed int4": compressed("pack-quantized", **INT4),
+    "compressed int4, asymmetric": compressed("pack-quantized", **INT4, symmetric=False),
+    "compressed int8": compressed("int-quantized", DYNAMIC | {"type": "int"}, num_bits=8, strategy="channel"),
+    "compressed fp8": compressed(
+        "float-quantized", DYNAMIC | {"type": "float"}, num_bits=8, type="float", strategy="channel"
+    ),
+    "compressed fp8 by block": compressed(
+        "float-quantized", num_bits=8, type="float", strategy="block", block_structure=[BLOCK, BLOCK]
+    ),
+    "compressed mxfp4": compressed(
+        "mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8
+    ),
+    "compressed mxfp8": compressed(
+        "mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8
+    ),
+    "compressed nvfp4": Layout(
+        nvfp4,
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "quantization_status": "compressed"}
+        | {"config_groups": {"group_0": {"targets": ["Linear"], "weights": NVFP4, "input_activations": NVFP4}}},
+    ),
+}
+# Sizes that blocks and groups divide, of what a configuration has.
+SIZES = {
+    "hidden_size_per_layer_input": 32,
+    "head_dim": 32,
+    "intermediate_size": 192,
+    "kv_lora_rank": 32,
+    "moe_intermediate_size": 32,
+    "prefix_dense_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "shared_intermediate_size": 64,
+    "v_head_dim": 16,
+}
+
+
+def sizes_of(name: str) -> dict[str, Any]:
+    _, settings = (TINY | MIXTURES)[name]
+    latent = "kv_lora_rank" in settings
+    found = {key: size for key, size in SIZES.items() if key in settings}
+    if latent and settings["q_lora_rank"]:
+        found["q_lora_rank"] = 64
+    return found
+
+
+def usual(module: str) -> bool:
+    return ".layers." in module and not PLAIN.search(module)
+
+
+def quantised(path: Path, plain: Path, layout: Layout, chosen: Callable[[str], bool] = usual) -> list[str]:
+    """Quantises those layers of a plain checkpoint that are ``chosen``; their names.
+
+    ``plain`` becomes the checkpoint with the numbers that the codes stand for.
+    """
+    shutil.copytree(path, plain)
+    numbers: Tensors = {}
+    names: list[str] = []
+
+    def one(module: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        names.append(module)
+        parts, values = layout.pack(module, matrix.float())
+        return {f"{module}.{part}": each for part, each in parts.items()}, values
+
+    def change(tensors: Tensors) -> Tensors:
+        result: Tensors = {}
+        for name, value in tensors.items():
+            module = name.removesuffix(".weight")
+            if value.dim() == 3 and chosen(module):
+                found = [one(each, matrix) for each, matrix in _apart(module, value)]
+                result |= {part: tensor for parts, _ in found for part, tensor in parts.items()}
+                matrices = [matrix for _, matrix in found]
+                if module.endswith(("gate_up_proj", "input_linear")):
+                    matrices = [torch.cat(pair) for pair in zip(matrices[::2], matrices[1::2], strict=True)]
+                numbers[name] = torch.stack(matrices)
+            elif value.dim() == 2 and name.endswith(".weight") and chosen(module):
+                parts, numbers[name] = one(module, value)
+                result |= parts
+            else:
+                numbers[name] = result[name] = value
+        return result
+
+    set_config(rewritten(path, change), quantization_config=layout.settings)
+    rewritten(plain, lambda tensors: numbers)
+    return names
+
+
+def _apart(module: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """An expert's matrices one by one, as quantising tools write them."""
+    experts = module.rpartition(".")[0]
+    experts = experts if experts.endswith("experts") else f"{experts}.experts"
+    if module.endswith(("gate_up_proj", "input_linear")):
+        return [
+            (f"{experts}.{number}.{name}_proj", half)
+            for number, both in enumerate(tensor)
+            for name, half in zip(("gate", "up"), both.chunk(2), strict=True)
+        ]
+    return [(f"{experts}.{number}.down_proj", each) for number, each in enumerate(tensor)]
+
+
+def stored(path: Path) -> Tensors:
+    return load_file(path / "model.safetensors")

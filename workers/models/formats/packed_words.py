@@ -1,0 +1,165 @@
+"""``quantization_config`` of checkpoints whose codes lie in words as AWQ or GPTQ have them: theirs, and auto-round's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.workers.models.formats.awq import AwqMatrix
+from outrider.workers.models.formats.gptq import GptqMatrix
+from outrider.workers.models.formats.matrix import Matrix, Parts
+from outrider.workers.models.formats.raw import RawTensors
+from outrider.workers.models.formats.section import KEY, Section, either, names_of_layer, pattern_of, refuse_kept_plain
+from outrider.workers.models.headers import quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What a configuration says of a layer."""
+
+    bits: int
+    group: int
+    symmetric: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What a configuration says of all layers, and of those whose names it states: None where they are left as they were.
+
+    ``stated`` is where it says so.
+    """
+
+    usual: Layer
+    others: tuple[tuple[Callable[[str], object], Layer | None], ...] = ()
+    plain: tuple[str, ...] = ()
+    stated: str = "dynamic"
+
+    def of(self, parts: Parts) -> Layer:
+        refuse_kept_plain(parts, self.plain)
+        names = names_of_layer(parts.module)
+        layer = next((other for names_it, other in self.others if any(map(names_it, names))), self.usual)
+        if layer is None:
+            parts.refuse(f'is quantised, "{self.stated}" in {KEY} says that it is not')
+        return layer
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    layers: Layers
+    name: str = "awq"
+    made_for: str = "w4abf16"
+
+    def matrix(self, raw: RawTensors, module: str, shape: tuple[int, int]) -> Matrix | None:
+        parts = Parts(raw, module, self.name)
+        if not either(parts, "qweight"):
+            return None
+        layer = self.layers.of(parts)
+        return AwqMatrix.of(parts, shape, layer.group, layer.symmetric)
+
+
+def read_awq(section: Section) -> Awq:
+    bits = section.one_of("bits", (4,), section.values.get("w_bit", 4))
+    for key in ("version", "format", "checkpoint_format"):
+        if (layout := section.text(key, "gemm")) != "gemm":
+            raise section.refuse(
+                f"is AWQ in the layout {quoted(layout)}: only gemm is read, which AWQ's tools write by default"
+            )
+    group = section.number("group_size", section.values.get("q_group_size"))
+    layer = Layer(bits, group, not section.flag("zero_point", True))
+    return Awq(Layers(layer, plain=section.names("modules_to_not_convert")))
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    layers: Layers
+    stored_less_one: bool
+    name: str = "gptq"
+
+    @property
+    def made_for(self) -> str:
+        return "w8af32" if self.layers.usual.bits == 8 else "w4abf16"
+
+    def matrix(self, raw: RawTensors, module: str, shape: tuple[int, int]) -> Matrix | None:
+        parts = Parts(raw, module, self.name)
+        if not either(parts, "qweight"):
+            return None
+        layer = self.layers.of(parts)
+        return GptqMatrix.of(
+            parts,
+            shape,
+            bits=layer.bits,
+            group=layer.group,
+            symmetric=layer.symmetric,
+            stored_less_one=self.stored_less_one,
+        )
+
+
+def read_gptq(section: Section) -> Gptq:
+    if section.flag("is_marlin_format", False):
+        raise section.refuse("is GPTQ in the layout of marlin, which is not read; gptq and gptq_v2 are")
+    version = section.text("checkpoint_format", section.text("format", "gptq"))
+    if version not in ("gptq", "gptq_v2"):
+        raise section.refuse(f"is GPTQ in the layout {quoted(version)}, which is not read; gptq and gptq_v2 are")
+    section.one_of("pack_dtype", ("int32",), "int32")
+    base = _layer(section, None)
+    others: list[tuple[Callable[[str], object], Layer | None]] = []
+    dynamic = section.values.get("dynamic") or {}
+    for name, override in Section(dynamic, f'{section.source}: "dynamic"').values.items():
+        pattern = pattern_of(section, name.removeprefix("-:").removeprefix("+:"), f'"dynamic": {quoted(name)}')
+        inner = Section(override or {}, f'{section.source}: "dynamic": {quoted(name)}')
+        others.append((pattern.match, None if name.startswith("-:") else _layer(inner, base)))
+    return Gptq(Layers(base, tuple(others), section.names("modules_to_not_convert")), version == "gptq")
+
+
+def _layer(section: Section, base: Layer | None) -> Layer:
+    bits = section.one_of("bits", (2, 4, 8), base.bits if base else None)
+    group = section.number("group_size", base.group if base else None)
+    return Layer(bits, group, section.flag("sym", base.symmetric if base else True))
+
+
+# auto-round's "packing_format": as AWQ, as the first version of GPTQ, and as the second, whose zero points are as they are.
+AS_AWQ = ("auto_round:auto_awq", "auto_round:awq")
+AS_GPTQ = ("auto_round:auto_gptq", "auto_round:gptq", "auto")
+AS_GPTQ_V2 = ("auto_round", "auto_round:gptqmodel")
+
+
+def read_auto_round(section: Section) -> Awq | Gptq:
+    section.one_of("data_type", ("int",), "int")
+    if (bits := section.number("act_bits", 16)) < 16:
+        raise section.refuse(f'has "act_bits": {bits}: only weights that are quantised are read of auto-round')
+    for key in ("rotation_config", "spinquant_config"):
+        section.absent(key)
+    packing = section.text("packing_format", "auto_round:gptq" if section.flag("sym", True) else "")
+    if packing not in (*AS_AWQ, *AS_GPTQ, *AS_GPTQ_V2):
+        found = f'"packing_format": {quoted(packing)}' if packing else 'no "packing_format"'
+        raise section.refuse(f"has {found}; {', '.join((*AS_AWQ[:1], *AS_GPTQ[:1], *AS_GPTQ_V2))} are read")
+    if packing in AS_AWQ:
+        section.one_of("bits", (4,), 4)
+    base = _layer(section, None)
+    stated: dict[str, Any] = Section(section.values.get("extra_config") or {}, f'{section.source}: "extra_config"').values
+    # A layer's own name counts before a pattern.
+    ordered = sorted(stated.items(), key=lambda item: not _is_name(item[0]))
+    others = [(_naming(section, name), _extra(section, name, values, base)) for name, values in ordered if values]
+    layers = Layers(base, tuple(others), section.names("modules_to_not_convert"), "extra_config")
+    return (
+        Awq(layers, "auto-round, as awq") if packing in AS_AWQ else Gptq(layers, packing in AS_GPTQ, "auto-round, as gptq")
+    )
+
+
+def _is_name(text: str) -> bool:
+    return re.fullmatch(r"[\w.]+", text) is not None
+
+
+def _naming(section: Section, name: str) -> Callable[[str], object]:
+    return name.__eq__ if _is_name(name) else pattern_of(section, name, f'"extra_config": {quoted(name)}').search
+
+
+def _extra(section: Section, name: str, values: Any, base: Layer) -> Layer | None:
+    inner = Section(values, f'{section.source}: "extra_config": {quoted(name)}')
+    inner.one_of("data_type", ("int", "float", "fp"), "int")
+    if inner.number("bits", base.bits) >= 16:
+        return None
+    inner.one_of("data_type", ("int",), "int")
+    return _layer(inner, base)
