@@ -14,9 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 
+from outrider.runner.job.directory import JOURNAL
 from outrider.runner.job.prompts import json_problem, strictly_parsed
 from outrider.runner.job.requests import RowError
 from outrider.runner.serve import page, single, uploads
@@ -28,6 +29,7 @@ from outrider.runner.serve.names import Folders
 from outrider.runner.serve.ranges import RangedFile
 from outrider.runner.serve.service import Service
 from outrider.runner.serve.store import Store
+from outrider.runner.serve.unwritten_files import lines_of
 from outrider.workers.errors import NoSpaceError, OutriderError
 
 logger = logging.getLogger("outrider.serve")
@@ -112,7 +114,10 @@ class _Api:
         file = self._service.file(request.path_params["file"])
         path = self._service.path_of(file)
         if not path.is_file():
-            raise no_such("File", file.id)
+            if file.batch is None or not path.with_name(JOURNAL).is_file():
+                raise no_such("File", file.id)
+            named = {"Content-Disposition": f'attachment; filename="{file.filename}"', "Content-Length": str(file.bytes)}
+            return StreamingResponse(lines_of(path), media_type="application/octet-stream", headers=named)
         return RangedFile(path, media_type="application/octet-stream", filename=file.filename)
 
     async def create(self, request: Request) -> Response:

@@ -49,6 +49,7 @@ from outrider.runner.serve.running import (
 )
 from outrider.runner.serve.store import ENDED, OUTPUT, Batch, File, Store
 from outrider.runner.serve.store import ERRORS as ERROR_FILE
+from outrider.runner.serve.unwritten_files import leave_unwritten, size_of
 from outrider.workers.errors import JobDamagedError, JobError, NoSpaceError, OutriderError, unwritable
 
 logger = logging.getLogger("outrider.serve")
@@ -530,9 +531,10 @@ class Service:
                 # Batches are cancelled to free space, too: from the second try on it takes as little as can be.
                 if ending != "cancelled" or name not in self._no_space:
                     raise
-                written = self._reserve.even_if_full(lambda: self._written(batch, lambda: write_ended_rows(directory)))
-                logger.error("%s: %s; rows that were not executed stand in no file", name, error)
-                lost = error_entry(NO_SPACE, WAS_FULL)
+                written = self._written_on_full_disk(batch)
+                if written is not None and written.pending:
+                    logger.error("%s: %s; rows that were not executed stand in no file", name, error)
+                    lost = error_entry(NO_SPACE, WAS_FULL)
         except JobDamagedError as error:
             if ending != "cancelled" and _has_begun(batch):
                 raise
@@ -544,7 +546,7 @@ class Service:
             counts = {"total": written.rows, "completed": written.done, "failed": written.failed}
             for path, rows, purpose in ((RESULTS, written.done, OUTPUT), (ERRORS, written.failed, ERROR_FILE)):
                 if rows:
-                    size = (directory / path).stat().st_size
+                    size = size_of(directory / path)
                     called = f"{name}_{'output' if purpose == OUTPUT else 'error'}.jsonl"
                     files.append(File(new_file_id(), now, size, called, purpose, name))
 
@@ -569,6 +571,14 @@ class Service:
                 _discard(directory, written)
             self._paces.pop(name, None)
             self._waiting.pop(name, None)
+
+    def _written_on_full_disk(self, batch: Batch) -> Counts | None:
+        """Rows that have ended, or where even they find no room, none: then they are read from the journal."""
+        directory = self._folders.batch(batch.id)
+        try:
+            return self._reserve.even_if_full(lambda: self._written(batch, lambda: write_ended_rows(directory)))
+        except NoSpaceError:
+            return self._reserve.even_if_full(lambda: self._written(batch, lambda: leave_unwritten(directory)))
 
     def _written(self, batch: Batch, write: Callable[[], Counts | None]) -> Counts | None:
         """None where no row was ever admitted."""

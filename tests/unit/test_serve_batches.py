@@ -18,9 +18,10 @@ import openai
 import pytest
 from serve_world import FakeRunner, World, line, until
 
+from outrider.runner.job import results
 from outrider.runner.job.directory import JOURNAL
 from outrider.runner.job.journal import Journal
-from outrider.runner.serve import finalizing, reserve, service
+from outrider.runner.serve import finalizing, reserve, service, unwritten_files
 from outrider.runner.serve.names import INPUT, new_file_id
 from outrider.runner.serve.reserve import Reserve
 from outrider.runner.serve.running import Broken
@@ -534,6 +535,49 @@ def test_a_batch_that_is_cancelled_on_a_full_disk_ends_and_keeps_what_it_has(
         until(lambda: not world.folders.batch(batch.id).exists(), "space that is free again")
 
 
+@pytest.mark.parametrize(("fits", "journal_is_full"), [(0, True), (1, True), (1, False)])
+def test_of_a_batch_that_is_cancelled_on_a_full_disk_what_finds_no_room_is_read_from_its_journal(
+    tmp_path: Path, fits: int, journal_is_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finished rows are more than the reserve: the results, or the errors behind them, find no room in any try."""
+    monkeypatch.setattr(service, "FREED_SECONDS", 0.01)
+    monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(unwritten_files, "ROWS_AT_ONCE", 2)
+    world = World(tmp_path / "data", at_once=False)
+    write = results.write_atomically
+
+    def written(path: Path, lines: Any) -> None:
+        if path.name not in ("results.jsonl", "errors.jsonl")[:fits]:
+            _full()
+        write(path, lines)
+
+    with world.client() as client:
+        batch = create(client, line("0") + line("fail 1") + "".join(line(str(number)) for number in range(2, 9)))
+        until(lambda: batch.id in world.runner.jobs, "run of the batch")
+        world.runner.do(batch.id, 6)
+        if journal_is_full:
+            monkeypatch.setattr(Journal, "record", _full)
+        monkeypatch.setattr(results, "write_atomically", written)
+        client.batches.cancel(batch.id)
+        found = ended(client, batch.id)
+        assert found.status == "cancelled"
+        told = (found.errors.data if found.errors is not None else None) or ()
+        assert [each.message for each in told] == [service.WAS_FULL] * journal_is_full
+        folder = world.folders.batch(batch.id)
+        assert not (folder / "results.jsonl").exists() and not (folder / "errors.jsonl").exists()
+        assert [row["custom_id"] for row in rows_of(client, found.output_file_id)] == ["0", "2", "3", "4", "5"]
+        assert [row["custom_id"] for row in rows_of(client, found.error_file_id)] == ["fail 1"] + ["6", "7", "8"] * (
+            not journal_is_full
+        )
+        assert found.output_file_id is not None and found.error_file_id is not None
+        for name in (found.output_file_id, found.error_file_id):
+            assert client.files.retrieve(name).bytes == len(client.files.content(name).content)
+        client.files.delete(found.output_file_id)
+        assert rows_of(client, found.error_file_id)
+        client.files.delete(found.error_file_id)
+        until(lambda: not folder.exists(), "space that is free again")
+
+
 def test_a_batch_whose_files_find_no_space_says_so_until_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "FREED_SECONDS", 0.01)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
@@ -544,21 +588,16 @@ def test_a_batch_whose_files_find_no_space_says_so_until_they_do(tmp_path: Path,
         return [each.message for each in (errors.data if errors is not None else None) or ()]
 
     with world.client() as client:
-        cancelled, whole = (create(client, line("a") + line("b")).id for _ in range(2))
-        until(lambda: len(world.runner.jobs) == 2, "run of the batches")
+        name = create(client, line("a") + line("b")).id
+        until(lambda: name in world.runner.jobs, "run of the batch")
         with monkeypatch.context() as full:
             full.setattr(finalizing, "write_results", _full)
-            world.runner.do(cancelled, 1)
-            world.runner.do(whole, 2)
-            client.batches.cancel(cancelled)
-            for name, status in ((cancelled, "cancelling"), (whole, "finalizing")):
-                until(partial(told, name), "word of the full disk")
-                assert told(name) == [service.FULL] and client.batches.retrieve(name).status == status
-        for name, errors in ((cancelled, 1), (whole, 0)):
-            found = ended(client, name)
-            assert found.errors is None
-            assert len(rows_of(client, found.output_file_id)) == 2 - errors
-            assert (found.error_file_id is not None) == bool(errors)
+            world.runner.do(name, 2)
+            until(partial(told, name), "word of the full disk")
+            assert told(name) == [service.FULL] and client.batches.retrieve(name).status == "finalizing"
+        found = ended(client, name)
+        assert found.errors is None and found.error_file_id is None
+        assert len(rows_of(client, found.output_file_id)) == 2
 
 
 def test_what_is_kept_for_deletions_takes_what_room_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,44 @@
+"""A batch's results and errors that found no room on the disk: read from its journal whenever they are asked for.
+
+Only of a batch that was cancelled: its rows, and so these files, do not change any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from outrider.runner.job.directory import JOURNAL
+from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
+from outrider.runner.job.results import ERRORS, RESULTS
+
+STATES = {RESULTS: DONE, ERRORS: FAILED}
+ROWS_AT_ONCE = 100
+
+
+def leave_unwritten(directory: Path) -> Counts | None:
+    """How many rows there are in which, once no file tells of fewer. None where no row was ever admitted."""
+    with closing(Journal(directory / JOURNAL)) as journal:
+        if not journal.filled:
+            return None
+        for name in STATES:
+            (directory / name).unlink(missing_ok=True)
+        return journal.counts()
+
+
+def size_of(path: Path) -> int:
+    """Of a file of a batch, written or not."""
+    return path.stat().st_size if path.exists() else sum(map(len, lines_of(path)))
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """What would stand in it, in portions. The journal is not held in between, since an answer may take any time."""
+    last = -1
+    while True:
+        with closing(Journal(path.with_name(JOURNAL), read_only=True)) as journal:
+            some = journal.records_behind(STATES[path.name], last, ROWS_AT_ONCE)
+        if not some:
+            return
+        last = some[-1][0]
+        yield "".join(f"{record}\n" for _, record in some).encode()
