@@ -25,7 +25,7 @@ from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.model_info import described
 
 # Another number where what is kept, or how it is told that it may be, becomes another.
-KIND = "outrider-tokenizer-3"
+KIND = "outrider-tokenizer-4"
 MOST_KEPT = 32
 # Kept of a tokenizer that cannot be.
 LEFT = b'"transformers"\n'

@@ -5,81 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Fast
 from transformers import PreTrainedTokenizerFast
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.gguf.cuts import CUTS, Cut
 from outrider.workers.models.formats.gguf.end_tokens import CONTROL, TOKENIZER
 from outrider.workers.models.formats.gguf.file import read_gguf
 from outrider.workers.models.headers import quoted
 
-NORMAL, UNKNOWN, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 5, 6
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+NORMAL, UNKNOWN, USER_DEFINED = 1, 2, 4
+TEMPLATE = "tokenizer.chat_template"
+# What would change the text before it is cut, or what it is framed by, and is not done here.
+NOT_DONE = (
+    "add_sep_token",
+    "remove_extra_whitespaces",
+    "precompiled_charsmap",
+    "normalizer.lowercase",
+    "normalizer.strip_accents",
 )
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_GPT_4O = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}|\p{{N}}{{1,3}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_THREE_DIGITS = _WORDS + r"\p{N}{1,3}" + _REST
-# By the name of a way to cut text into words: a pattern, or None for GPT-2's own.
-CUTS: dict[str, str | None] = {
-    "gpt-2": None,
-    "mpt": None,
-    "llama-bpe": _THREE_DIGITS,
-    "smaug-bpe": _THREE_DIGITS,
-    "dbrx": _THREE_DIGITS,
-    "chatglm-bpe": _THREE_DIGITS,
-    "glm4": _THREE_DIGITS,
-    "qwen2": _WORDS + r"\p{N}" + _REST,
-    "qwen35": (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    ),
-    "seed-coder": _WORDS + r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "tekken": _TEKKEN,
-    "gpt-4o": _GPT_4O,
-    "minimax-m2": _GPT_4O,
-}
-ALIKE = {
-    "llama-v3": "llama-bpe",
-    "llama3": "llama-bpe",
-    "deepseek-r1-qwen": "qwen2",
-    "stablelm2": "qwen2",
-    "hunyuan": "qwen2",
-    "lfm2": "llama-bpe",
-    "cohere2moe": "tiny_aya",
-    "gpt2": "gpt-2",
-    "phi-2": "gpt-2",
-    "exaone4": "gpt-2",
-    "olmo": "mpt",
-    "hunyuan-dense": "deepseek-v3",
-}
-# Digits by themselves, then GPT-2's cut.
-DIGITS = ("starcoder", "refact", "smollm", "command-r", "exaone")
-# Several cuts after one another, each of what the one before left together.
-IN_TURN = {
-    "deepseek-v3": (
-        r"\p{N}{1,3}",
-        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-    # Digits in threes from the last.
-    "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT_4O),
-}
-FALCON = "falcon"
-# Text that may be written in several ways is brought into one of them first.
-NORMALISED = ("qwen2", "qwen35", "mpt", "command-r", "tiny_aya")
-WHOLE_WORDS_FIRST = ("llama-bpe", "smaug-bpe", "glm4", "tekken", "gpt-4o")
-# Where the file does not say, texts of these begin with the first token (bos), as in llama.cpp.
-WITH_A_FIRST = ("llama-bpe", "tekken")
+# Where a file with sentencepiece's tokens does not name these, they are llama.cpp's.
+DEFAULT_IDS = {"bos": 1, "eos": 2}
+# Of Phi 3's special tokens, all but these take the spaces and line ends behind them with them.
+PHI_3 = ("phi3", "phimoe")
+PHI_3_KEEPING_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def gguf_tokenizer(path: Path) -> Any:
@@ -112,27 +62,52 @@ class _Parts:
         makers = {"gpt2": self._byte_level, "llama": self._sentence_pieces, "gemma4": self._joined_pieces}
         if kind not in makers:
             raise self._refused(f"is of the kind {quoted(kind)}; {', '.join(makers)} are known")
+        for key in NOT_DONE:
+            if self.values.get(TOKENIZER + key):
+                raise self._refused(
+                    f"asks for {quoted(TOKENIZER + key)}, which is not done here; run the model from its own files"
+                )
         fast = makers[kind]()
         self._add_special(fast)
-        starts = self.values.get(f"{TOKENIZER}add_bos_token", kind != "gpt2" or self._cut() in WITH_A_FIRST)
-        ends = self.values.get(f"{TOKENIZER}add_eos_token", False)
+        # Files that say no of Gemma 4 were made by a converter that was wrong.
+        starts = kind == "gemma4" or self._stated("add_bos_token", kind == "llama" or self._cut().begins)
+        ends = self._stated("add_eos_token", False)
         self._frame(fast, self._named("bos") if starts else None, self._named("eos") if ends else None)
         names = {f"{role}_token": self._named(role) for role in ("bos", "eos")}
         names |= {"unk_token": self._named("unknown"), "pad_token": self._named("padding")}
-        template = self.values.get("tokenizer.chat_template")
-        if template is not None and not isinstance(template, str):
-            raise self._refused("has a chat template that is no text")
         return PreTrainedTokenizerFast(
             tokenizer_object=fast,
             clean_up_tokenization_spaces=False,
-            chat_template=template,
+            chat_template=self._templates(),
             **{role: name for role, name in names.items() if name is not None},
         )
+
+    def _templates(self) -> str | dict[str, str] | None:
+        """The chat template, or several by name (``tool_use`` for rows with tools)."""
+        named = {
+            key.removeprefix(f"{TEMPLATE}."): value for key, value in self.values.items() if key.startswith(f"{TEMPLATE}.")
+        }
+        template = self.values.get(TEMPLATE)
+        if not all(isinstance(each, str) for each in (*named.values(), template or "")):
+            raise self._refused("has a chat template that is no text")
+        return {"default": template, **named} if named and template is not None else template
+
+    def _stated(self, key: str, default: bool) -> bool:
+        """Whether every text gets that token; a file that says so names it."""
+        role = key.split("_")[1]
+        stated = self.values.get(TOKENIZER + key)
+        if stated and self._named(role) is None:
+            raise self._refused(
+                f"asks for {quoted(TOKENIZER + key)} and names no {role}_token_id; take another file of the model"
+            )
+        return default if stated is None else bool(stated)
 
     def _named(self, role: str) -> str | None:
         id_ = self.values.get(f"{TOKENIZER}{role}_token_id")
         if id_ is None:
-            return None
+            default = DEFAULT_IDS.get(role) if self.values.get(f"{TOKENIZER}model") == "llama" else None
+            controls = default is not None and default < len(self.tokens) and self.types[default] == CONTROL
+            return str(self.tokens[default]) if default is not None and controls else None
         if type(id_) is not int or not 0 <= id_ < len(self.tokens):
             raise self._refused(f"names the token {quoted(id_)} as its {role}, and has {len(self.tokens):,}")
         return str(self.tokens[id_])
@@ -140,31 +115,35 @@ class _Parts:
     def _vocabulary(self) -> dict[str, int]:
         return {token: id_ for id_, token in enumerate(self.tokens)}
 
-    def _cut(self) -> str:
-        name = str(self.values.get(f"{TOKENIZER}pre", "default"))
-        return ALIKE.get(name, name)
+    def _cut(self) -> Cut:
+        name = self.values.get(f"{TOKENIZER}pre", "default")
+        if name == "default":
+            raise self._refused(
+                f'does not say how it cuts text ("{TOKENIZER}pre"): convert the model anew, or take a newer file'
+            )
+        if name not in CUTS:
+            raise self._refused(
+                f"cuts text in the way {quoted(name)}, which is not known here; run the model from its own files"
+            )
+        return CUTS[name]
 
     def _byte_level(self) -> Fast:
         cut = self._cut()
-        known = (*CUTS, *DIGITS, *IN_TURN, FALCON)
-        if cut not in known:
-            raise self._refused(
-                f"cuts text in the way {quoted(cut)}, which is not known here; {', '.join(sorted(known))} are"
-            )
-        model = models.BPE(self._vocabulary(), self._stated_merges(), ignore_merges=cut in WHOLE_WORDS_FIRST)
-        fast = Fast(model)
-        fast.pre_tokenizer = pre_tokenizers.Sequence(_steps(cut))
-        if cut in NORMALISED:
+        fast = Fast(models.BPE(self._vocabulary(), self._stated_merges(), ignore_merges=cut.whole_words))
+        fast.pre_tokenizer = cut.pre_tokenizer()
+        if cut.composed:
             fast.normalizer = normalizers.NFC()
         fast.decoder = decoders.ByteLevel()
         return fast
 
     def _stated_merges(self) -> list[tuple[str, str]]:
-        found = []
+        found, known = [], self._vocabulary()
         for merge in self._list("merges", str):
             left, between, right = merge.partition(" ")
             if not between or " " in right:
                 raise self._refused("has a merge that is not of two parts")
+            if left not in known or right not in known or left + right not in known:
+                raise self._refused(f"has the merge {quoted(merge)}, of which a part or the whole is no token")
             found.append((left, right))
         return found
 
@@ -199,9 +178,18 @@ class _Parts:
         return fast
 
     def _add_special(self, fast: Fast) -> None:
-        named = list(zip(self.tokens, self.types, strict=True))
-        fast.add_special_tokens([AddedToken(token, special=True) for token, type_ in named if type_ in (CONTROL, UNKNOWN)])
-        fast.add_tokens([AddedToken(token, normalized=False) for token, type_ in named if type_ == USER_DEFINED])
+        phi_3 = self.values.get("general.architecture") in PHI_3 and self.values.get(f"{TOKENIZER}model") == "llama"
+        special, users = [], []
+        for token, type_ in zip(self.tokens, self.types, strict=True):
+            listed = type_ in (CONTROL, UNKNOWN, USER_DEFINED)
+            # Among Phi 3's is "</s>", which its files list as an ordinary token.
+            stripping = phi_3 and (listed or token == "</s>") and token not in PHI_3_KEEPING_SPACES
+            if type_ in (CONTROL, UNKNOWN):
+                special.append(AddedToken(token, special=True, rstrip=stripping))
+            elif listed or stripping:
+                users.append(AddedToken(token, normalized=False, rstrip=stripping))
+        fast.add_special_tokens(special)
+        fast.add_tokens(users)
 
     def _frame(self, fast: Fast, first: str | None, last: str | None) -> None:
         """What every text begins and ends with."""
@@ -214,23 +202,6 @@ class _Parts:
         fast.post_processor = (
             processors.Sequence([processors.ByteLevel(trim_offsets=False), frame]) if byte_level else frame
         )
-
-
-def _steps(cut: str) -> list[Any]:
-    """What cuts a text into words, whose bytes are letters then."""
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    gpt_2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if cut == FALCON:
-        digits = [
-            pre_tokenizers.Digits(individual_digits=False),
-            pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
-        ]
-        return [pre_tokenizers.Punctuation("contiguous"), gpt_2, *digits]
-    if cut in DIGITS:
-        return [pre_tokenizers.Digits(individual_digits=True), gpt_2]
-    pattern = CUTS.get(cut)
-    patterns = IN_TURN.get(cut, () if pattern is None else (pattern,))
-    return [*(pre_tokenizers.Split(Regex(each), "isolated") for each in patterns), plain if patterns else gpt_2]
 
 
 def _merges(vocabulary: dict[str, int], scores: dict[str, float]) -> list[tuple[str, str]]:
