@@ -33,7 +33,7 @@ from peaks import Peaks
 from stream import Stream
 
 from outrider.kernels import library, packer
-from outrider.kernels.program import Cache, Format, Kind
+from outrider.kernels.program import Format, Kind
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
@@ -179,12 +179,13 @@ def products_of_prefill(engine: NativeEngine) -> tuple[int, int]:
     for op in program.ops:
         if op.kind is Kind.SELECT:
             tokens = 1
-        elif op.kind in (Kind.LINEAR, Kind.EXPERTS):
+        elif op.kind in (Kind.LINEAR, Kind.EXPERTS, Kind.HEADS):
             weight = program.weights[op.weight]
-            matrices += tokens * weight.rows * weight.columns * (op.kv_heads if op.kind is Kind.EXPERTS else 1)
+            times = {Kind.LINEAR: 1, Kind.EXPERTS: op.kv_heads, Kind.HEADS: op.heads}[op.kind]
+            matrices += tokens * weight.rows * weight.columns * times
         elif op.kind is Kind.ATTENTION:
             seen = (PREFIX + token + 1 for token in range(PREFILL - tokens, PREFILL))
-            attention += 2 * op.heads * op.head_size * sum(min(keys, op.window or keys) for keys in seen)
+            attention += op.heads * (op.head_size + op.value_size) * sum(min(keys, op.window or keys) for keys in seen)
     return matrices, attention
 
 
@@ -195,10 +196,7 @@ def bits_a_weight(engine: NativeEngine) -> float:
 
 
 def cache_bytes(engine: NativeEngine, tokens: int) -> int:
-    program = engine.model.program
-    attentions = [op for op in program.ops if op.key.buffer >= 0]
-    scales = 4 if program.cache is Cache.INT8 else 0
-    return tokens * sum(2 * (op.key.width * program.cache.element_bytes + op.kv_heads * scales) for op in attentions)
+    return tokens * engine.model.program.token_bytes
 
 
 def report(engine: NativeEngine, timing: Timing, stream: float, peak: float, gflops: float) -> dict[str, Any]:

@@ -298,12 +298,28 @@ class Builder:
         )
         return output
 
-    def join(self, own: Slice, shared: Slice, *, heads: int) -> Slice:
-        """For each head the ``shared`` columns, which are the same for all, and behind them its ``own``."""
-        if own.width % heads:
-            raise ValueError(f"{own.width} columns for {heads} heads")
-        output = self._buffer(own.width + heads * shared.width)
-        self._ops.append(Op(Kind.JOIN, own, key=shared, output=output, heads=heads))
+    def heads(self, x: Slice, matrices: Sequence[Tensor]) -> Slice:
+        """For each head the product of its columns with a matrix of its own.
+
+        Where a head has more columns than a matrix, the last ones are multiplied, and what stands before them stands before
+        the product, too.
+        """
+        count, first = len(matrices), matrices[0]
+        kept_columns = x.width // count - first.columns
+        if (
+            x.width % count
+            or kept_columns < 0
+            or {(each.count, each.columns) for each in matrices} != {(first.count, first.columns)}
+        ):
+            raise ValueError(f"{count} heads like {first.name} over {x.width} columns")
+        kept = _joined({self._kept(matrix, None) for matrix in matrices})
+        if kept is None:
+            raise ValueError(f"heads of {first.name} are kept in different ways, which cannot be joined")
+        numbers = [self._matrix([matrix], kept, gated=False) for matrix in matrices]
+        if numbers != list(range(numbers[0], numbers[0] + count)):
+            raise ValueError(f"heads of {first.name} share weights")
+        output = self._buffer(count * (kept_columns + first.count))
+        self._ops.append(Op(Kind.HEADS, x, output=output, weight=numbers[0], heads=count))
         return output
 
     def convolve(
@@ -543,6 +559,9 @@ class Builder:
     def _kept(self, matrix: Tensor, precision: Format | None) -> Kept:
         if self.keeping is not None:
             kept = self.keeping(matrix, False)
+            # Codes have scales by rows: what is transposed is the numbers that they stand for.
+            if matrix.transposed and kept.storage is not None:
+                return Kept(Format.FP32 if kept.format.integer else kept.format)
             # A router's fp8 is dequantised where the router is fp32.
             codes = kept.storage is not None and kept.format.integer
             return kept if precision is None or codes else Kept(precision)
@@ -554,7 +573,7 @@ class Builder:
         return Kept(format, self.group or 128)
 
     def _matrix(self, parts: Sequence[Tensor], kept: Kept, *, gated: bool) -> int:
-        rows, columns = sum(part.count for part in parts), parts[0].shape[1]
+        rows, columns = sum(part.count for part in parts), parts[0].columns
         weight = Weight(kept.format, rows, columns, tuple(parts), group=kept.group, gated=gated)
         return self._add(replace(weight, storage=kept.storage, ordered=bool(kept.order)))
 
@@ -574,7 +593,7 @@ def _rounded(width: int) -> int:
 
 def _check_columns(columns: int, parts: Sequence[Tensor]) -> None:
     for part in parts:
-        if len(part.shape) != 2 or part.shape[1] != columns:
+        if len(part.shape) != 2 or part.columns != columns:
             raise ValueError(f"{part.name} has shape {part.shape}, its input has {columns} columns")
 
 

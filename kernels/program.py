@@ -122,7 +122,7 @@ class Kind(IntEnum):
     DELTA = 18
     SCALE = 19
     XIELU = 20
-    JOIN = 21
+    HEADS = 21
 
 
 # A row has a state of each of these, which no truncation brings back: kernels/src/recurrence.h says what serves instead.
@@ -170,6 +170,7 @@ class Tensor:
     a head next to each other, for example. ``plus`` is added to a vector's elements (Gemma's norms multiply by 1 + w).
     ``stored`` is the shape in the checkpoint where it lies there otherwise: a matrix with its inputs as rows (GPT-2's), so
     that this is ``shape`` turned round, or a vector as a matrix, row by row (Command R's norms of heads).
+    ``transposed``: the rows that are taken of ``shape`` become the columns of the matrix.
     """
 
     name: str
@@ -177,6 +178,7 @@ class Tensor:
     rows: tuple[tuple[int, int], ...] = ()
     plus: float = 0.0
     stored: tuple[int, ...] = ()
+    transposed: bool = False
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -184,7 +186,16 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """Rows of a matrix, or elements of a vector, that are taken."""
+        """Rows of the matrix, or elements of a vector, that are taken."""
+        return self.shape[1] if self.transposed else self._taken
+
+    @property
+    def columns(self) -> int:
+        """Of the matrix."""
+        return self._taken if self.transposed else self.shape[1]
+
+    @property
+    def _taken(self) -> int:
         return sum(stop - start for start, stop in self.ranges)
 
 
@@ -273,6 +284,12 @@ class Op:
         return self.value.width // self.kv_heads
 
     @property
+    def value_in_key(self) -> bool:
+        """Of attention: whether the values are columns of the keys."""
+        key, value = self.key, self.value
+        return key.buffer == value.buffer and key.offset <= value.offset < key.offset + key.width
+
+    @property
     def reads(self) -> tuple[Slice, ...]:
         return tuple(s for s in (self.input, self.key, self.value, self.residual) if s.buffer >= 0)
 
@@ -291,7 +308,7 @@ class Program:
     def integer(self) -> bool:
         """Whether every matrix is of an integer format, so that results are the same on every instruction set.
 
-        So are those of routers and gates, which are in fp32: its products have one order everywhere.
+        So are those of routers, gates and heads that are in fp32: its products have one order everywhere.
         """
         routers: set[int] = set()
         writer: dict[int, int] = {}
@@ -302,6 +319,8 @@ class Program:
                 routers.add(writer[op.key.buffer])
             elif op.kind is Kind.DELTA:
                 routers.add(writer[op.residual.buffer])
+            elif op.kind is Kind.HEADS:
+                routers |= set(range(op.weight, op.weight + op.heads))
             writer[op.output.buffer] = op.weight
         return all(
             weight.table or weight.format.integer or (weight.format is Format.FP32 and number in routers)

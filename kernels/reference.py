@@ -109,8 +109,8 @@ class ReferenceModel:
         if op.kind is Kind.ROPE:
             long = op.longest and len(tokens) > op.longest
             return _rope(op, x, self.weights[op.bias if long else op.weight][0])
-        if op.kind is Kind.JOIN:
-            return _join(op, x, _read(buffers, op.key))
+        if op.kind is Kind.HEADS:
+            return self._heads(op, x)
         key, value = _read(buffers, op.key), _read(buffers, op.value)
         if self.program.cache is Cache.BF16:
             key, value = _bf16(key), _bf16(value)
@@ -119,6 +119,17 @@ class ReferenceModel:
             value = quantised_activations(value, op.value_size)
         sinks = self.weights[op.weight][0] if op.weight >= 0 else None
         return _attention(op, x, key, value, sinks, whole=self.program.cache is Cache.INT8)
+
+    def _heads(self, op: Op, x: Array) -> Array:
+        """Each head's first columns as they are, then the product of its last ones."""
+        parts = []
+        for head, columns in enumerate(np.split(x, op.heads, axis=1)):
+            number = op.weight + head
+            weight = self.program.weights[number]
+            kept, multiplied = np.split(columns, [columns.shape[1] - weight.columns], axis=1)
+            inputs = _activations(multiplied, weight, self.orders[number])
+            parts += [kept, _linear(op, inputs, weight, self.weights[number], None, None)]
+        return np.concatenate(parts, axis=1)
 
     def _experts(self, op: Op, x: Array, route: Array) -> Array:
         """Each token's products side by side, the first columns of as many as are a multiple of 16."""
@@ -275,12 +286,6 @@ def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
         total = np.maximum(total, np.float32(op.epsilon))
     shared = op.integer not in (Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SOFTMAX_GROUPS)
     return np.concatenate([best, (weights / total if shared else weights) * np.float32(op.scale)], axis=1)
-
-
-def _join(op: Op, own: Array, shared: Array) -> Array:
-    heads = own.reshape(len(own), op.heads, -1)
-    beside = np.broadcast_to(shared[:, None], (len(own), op.heads, shared.shape[1]))
-    return np.concatenate([beside, heads], axis=2).reshape(len(own), -1)
 
 
 def _mix_sparsely(op: Op, scores: Array) -> Array:

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 27
+#define OUTRIDER_ABI 28
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -102,7 +102,8 @@ enum outrider_operation {
   OUTRIDER_SCALE = 19, /* out = in * an element of weight + residual */
   OUTRIDER_XIELU =
       20, /* out = weight's p * in^2 + beta * in where in is positive, else (e^min(in, epsilon) - 1 - in) * n + beta * in */
-  OUTRIDER_JOIN = 21 /* out = for each head the columns of key, which all heads share, then its own of in */
+  OUTRIDER_HEADS =
+      21 /* out = for each head its first columns of in, then the product of its last ones with a matrix of its own */
 };
 
 enum outrider_activation {
@@ -212,7 +213,9 @@ typedef struct outrider_quantised {
  *   SCALE      in, out, residual, weight: a vector; window: 0: its first element, else element position / window, at most the last: that
  *              comes before select
  *   XIELU      in, out, weight: a vector of four: p and n are softplus(its first) and beta + softplus(its second), then beta and epsilon
- *   JOIN       in [heads, columns], key, heads, out */
+ *   HEADS      in, out [heads, columns], weight: that of the first head, the others' follow, all of one shape [rows, columns] and
+ *              storage; of a head as many columns of in as a matrix has are multiplied, the last ones, and what stands before them
+ *              stands before the product too */
 typedef struct outrider_op {
   int32_t kind;
   outrider_slice in;

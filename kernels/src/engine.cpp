@@ -93,7 +93,9 @@ void Engine::plan_linear() {
     next_linear[i - 1] = ops[i].kind == OUTRIDER_LINEAR ? static_cast<int32_t>(i) : next_linear[i];
   bytes_multiplied = 0;
   for (const outrider_op &op : ops)
-    if (op.kind == OUTRIDER_LINEAR) bytes_multiplied += packed_bytes(weights[static_cast<size_t>(op.weight)]);
+    if (op.kind == OUTRIDER_LINEAR || op.kind == OUTRIDER_HEADS)
+      bytes_multiplied +=
+          packed_bytes(weights[static_cast<size_t>(op.weight)]) * (op.kind == OUTRIDER_HEADS ? op.heads : 1);
 }
 
 int32_t Engine::create(const outrider_program &program, const outrider_options &options, std::unique_ptr<Engine> *result) {
@@ -117,8 +119,9 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   if (status != OUTRIDER_OK) return status;
   for (size_t i = 0; i < engine->widths.size(); ++i) engine->buffers.push_back(std::make_unique<Scratch>());
   for (outrider_op &op : engine->ops) {
-    if (op.kind == OUTRIDER_LINEAR || op.kind == OUTRIDER_EXPERTS) {
-      const int64_t rows = op.kind == OUTRIDER_EXPERTS ? op.kv_heads + 1 : 1;  // of a token, itself and for its experts
+    if (op.kind == OUTRIDER_LINEAR || op.kind == OUTRIDER_EXPERTS || op.kind == OUTRIDER_HEADS) {
+      // Of a token itself and for its experts, or for each head.
+      const int64_t rows = op.kind == OUTRIDER_EXPERTS ? op.kv_heads + 1 : op.kind == OUTRIDER_HEADS ? op.heads : 1;
       const outrider_weight &weight = engine->weights[static_cast<size_t>(op.weight)];
       const int64_t digits = digits_of(weight.format);
       engine->most_words = std::max(engine->most_words, rows * digits * words_in_row(weight));

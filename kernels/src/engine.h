@@ -129,6 +129,9 @@ struct Engine {
   int32_t check(const outrider_program &program);
   int32_t check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected);
   int32_t check_experts(const outrider_op &op) const;
+  int32_t check_heads(const outrider_op &op) const;
+  // Whether so many weights from one on are matrices in tiles, all of one shape and storage.
+  bool are_alike(int32_t weight, int32_t count) const;
   int32_t check_choice(const outrider_op &op) const;
   int32_t check_slice(const outrider_slice &slice, int width, const char *what) const;
   int32_t check_convolution(const outrider_op &op) const;

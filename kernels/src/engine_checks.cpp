@@ -39,6 +39,38 @@ int32_t Engine::check_slice(const outrider_slice &slice, int width, const char *
   return OUTRIDER_OK;
 }
 
+bool Engine::are_alike(int32_t weight, int32_t count) const {
+  const auto shape = [&](int32_t number) {
+    const outrider_weight &w = weights[static_cast<size_t>(number)];
+    return std::array<int32_t, 10>{w.format, w.rows,  w.columns, w.group, w.gated,
+                                   w.table,  w.codes, w.scales,  w.zeros, w.ordered};
+  };
+  for (int32_t number = weight; number < weight + count; ++number)
+    if (shape(number) != shape(weight) || weights[static_cast<size_t>(weight)].table) return false;
+  return true;
+}
+
+// What a head has of input that is not multiplied stands first, and goes into its output as it is.
+int32_t Engine::check_heads(const outrider_op &op) const {
+  const int64_t count = static_cast<int64_t>(weights.size());
+  if (op.weight < 0 || op.heads < 1 || op.weight + int64_t{op.heads} > count)
+    return fail(OUTRIDER_INVALID, "%d heads from weight %d on, of %lld", op.heads, op.weight,
+                static_cast<long long>(count));
+  const outrider_weight &first = weights[static_cast<size_t>(op.weight)];
+  if (!are_alike(op.weight, op.heads) || first.gated)
+    return fail(OUTRIDER_INVALID, "heads need matrices in tiles, all of one shape and storage, none of them gated");
+  int32_t status = check_slice(op.in, op.in.width, "what heads multiply");
+  if (status == OUTRIDER_OK) status = check_slice(op.out, op.out.width, "products of heads");
+  if (status != OUTRIDER_OK) return status;
+  const int kept = op.in.width / op.heads - first.columns;
+  if (op.in.width % op.heads || op.out.width % op.heads || kept < 0 || op.out.width / op.heads != kept + first.rows)
+    return fail(OUTRIDER_INVALID, "%d heads cannot make %d columns of %d by matrices of %d by %d", op.heads, op.out.width,
+                op.in.width, first.rows, first.columns);
+  if (op.in.buffer == op.out.buffer)
+    return fail(OUTRIDER_INVALID, "products of heads cannot be written into their input's buffer");
+  return OUTRIDER_OK;
+}
+
 // The matrices of all experts are alike, so that what is planned for one serves for all.
 int32_t Engine::check_experts(const outrider_op &op) const {
   const int64_t count = static_cast<int64_t>(weights.size());
@@ -46,13 +78,9 @@ int32_t Engine::check_experts(const outrider_op &op) const {
     return fail(OUTRIDER_INVALID, "%d experts from weight %d and bias %d on, of %lld", op.heads, op.weight, op.bias,
                 static_cast<long long>(count));
   const outrider_weight &first = weights[static_cast<size_t>(op.weight)];
-  const auto shape = [](const outrider_weight &w) {
-    return std::array<int32_t, 10>{w.format, w.rows,  w.columns, w.group, w.gated,
-                                   w.table,  w.codes, w.scales,  w.zeros, w.ordered};
-  };
+  if (!are_alike(op.weight, op.heads))
+    return fail(OUTRIDER_INVALID, "experts need matrices in tiles, all of one shape and storage");
   for (int32_t e = 0; e < op.heads; ++e) {
-    if (shape(weights[static_cast<size_t>(op.weight + e)]) != shape(first) || first.table)
-      return fail(OUTRIDER_INVALID, "experts need matrices in tiles, all of one shape and storage");
     if (op.bias >= 0 && !is_vector(weights[static_cast<size_t>(op.bias + e)], first.rows))
       return fail(OUTRIDER_INVALID, "an expert's bias is an fp32 vector, one element a row");
   }
@@ -195,12 +223,8 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       refuse(op.key.buffer == op.out.buffer || op.value.buffer == op.out.buffer,
              "attention cannot write over keys and values");
       break;
-    case OUTRIDER_JOIN:
-      refuse(op.heads < 1 || op.in.width < 1 || op.in.width % std::max(op.heads, 1), "join needs heads of one size");
-      check(op.in, op.in.width, "heads' own columns");
-      check(op.key, op.key.width, "shared columns");
-      if (status == OUTRIDER_OK) check(op.out, op.in.width + op.heads * op.key.width, "joined heads");
-      refuse(op.in.buffer == op.out.buffer || op.key.buffer == op.out.buffer, "join cannot write into what it reads");
+    case OUTRIDER_HEADS:
+      if (status == OUTRIDER_OK) status = check_heads(op);
       break;
     case OUTRIDER_ROUTE:
       refuse(op.heads < 1 || op.kv_heads < 1 || op.kv_heads > op.heads || op.heads > 1 << 20,

@@ -332,8 +332,8 @@ void Pass::run_op(size_t index, const Part &part, Rows rows, AttentionBeside *be
       return scale(op, rows, thread);
     case OUTRIDER_XIELU:
       return xielu(op, rows, thread);
-    case OUTRIDER_JOIN:
-      return join(op, rows, thread);
+    case OUTRIDER_HEADS:
+      return multiply_heads(op, index, part, rows, thread);
     case OUTRIDER_CONVOLVE:
       return convolve(op, index, thread);
     case OUTRIDER_DELTA:

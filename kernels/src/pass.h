@@ -55,6 +55,7 @@ struct Part {
 };
 
 class AttentionBeside;
+struct Inputs;
 
 // What all threads of one pass share. Behind the tokens of all feeds come those of the branches.
 struct Pass {
@@ -108,7 +109,9 @@ struct Pass {
   void scale(const outrider_op &op, Rows rows, int thread);
   void xielu(const outrider_op &op, Rows rows, int thread);
   double softplus(double x) const;
-  void join(const outrider_op &op, Rows rows, int thread) const;
+  void multiply_heads(const outrider_op &op, size_t index, const Part &part, Rows rows, int thread);
+  // Where inputs of several matrices like this one go.
+  Inputs inputs_of(const outrider_weight &shape) const;
   void convolve(const outrider_op &op, size_t index, int thread);
   void convolve_columns(const outrider_op &op, const FeedState &feed, int32_t first, int32_t columns) const;
   void delta(const outrider_op &op, size_t index, int thread);

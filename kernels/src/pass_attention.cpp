@@ -136,19 +136,6 @@ void Pass::store(const outrider_op &op, int64_t token, int64_t head) const {
                               value_size(op));
 }
 
-// What all heads share stands before what each has of its own.
-void Pass::join(const outrider_op &op, Rows rows, int thread) const {
-  const int64_t shared = op.key.width, own = op.in.width / op.heads, width = shared + own;
-  share(int64_t{rows.count} * op.heads, thread, [&](int64_t first, int64_t last) {
-    for (int64_t item = first; item < last; ++item) {
-      const int64_t t = rows.first + item / op.heads, head = item % op.heads;
-      float *const out = engine.buffer(op.out) + t * engine.stride(op.out) + head * width;
-      std::copy_n(engine.buffer(op.key) + t * engine.stride(op.key), shared, out);
-      std::copy_n(engine.buffer(op.in) + t * engine.stride(op.in) + head * own, own, out + shared);
-    }
-  });
-}
-
 // The queries of one kv head from this token on, which lie in this row of the buffers; none of them yet.
 Attend Pass::queries_from(const outrider_op &op, int64_t row, int64_t token, int64_t head, int thread) const {
   const int group = op.heads / op.kv_heads;

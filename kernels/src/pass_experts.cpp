@@ -6,6 +6,7 @@
 
 #include "pack.h"
 #include "pass.h"
+#include "pass_inputs.h"
 
 namespace outrider {
 
@@ -48,31 +49,6 @@ void Pass::group_by_expert(const outrider_op &op, int count) {
 
 namespace {
 
-// The input of one matrix from a token on, of those that lie one behind the other.
-struct Inputs {
-  int32_t *words;
-  float *scales;
-  int32_t *offsets, *starts;
-  int32_t row_words, scale_blocks, offset_words, digits;
-
-  // In blocks of so many tokens, or rows as they are.
-  Input from(int64_t token, int32_t tokens, int32_t row_block) const {
-    const int64_t before = token * digits;
-    Input input{};
-    input.words = words + before * row_words;
-    input.scales = scales + before * scale_blocks;
-    input.offsets = offsets + before * offset_words;
-    input.starts = starts + before * offset_words;
-    input.row_words = row_words;
-    input.tokens = tokens;
-    input.digits = digits;
-    input.rows = tokens * digits;
-    input.apart = row_block == 0;
-    input.blocks = row_block ? (tokens + row_block - 1) / row_block : tokens;
-    return input;
-  }
-};
-
 // A piece of a block of rows that were converted apart: of these tokens.
 void gather(const Kernels &kernels, const outrider_weight &weight, const Input &from, const int32_t *tokens,
             const Input &to, int block, int piece) {
@@ -110,16 +86,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
   const bool by_pair = op.integer != 0;
   const float *in = engine.buffer(op.in);
   const int64_t in_stride = by_pair ? round_up(shape.columns, kLanes) : engine.stride(op.in);
-  const int block = integer_format(shape.format) ? geometry(shape).block : 0;
-  const int32_t scales = block ? (shape.columns + block - 1) / block : 0;
-  const Inputs inputs{engine.words.as<int32_t>(),
-                      engine.scales.as<float>(),
-                      engine.offsets.as<int32_t>(),
-                      engine.starts.as<int32_t>(),
-                      words_in_row(shape),
-                      scales,
-                      block ? scales * offsets_in_block(shape) : 0,
-                      digits_of(shape.format)};
+  const Inputs inputs = inputs_of(shape);
   const int parts = (shape.columns + piece_channels(shape) - 1) / piece_channels(shape);
   std::vector<NeededExpert> &needed = needed_of_thread[static_cast<size_t>(thread)];
   needed.clear();

@@ -129,7 +129,7 @@ bool Pass::may_go_in_halves() const {
       case OUTRIDER_GATE:
       case OUTRIDER_SCALE:
       case OUTRIDER_XIELU:
-      case OUTRIDER_JOIN:
+      case OUTRIDER_HEADS:
       case OUTRIDER_CHOOSE:
         break;
       default:

@@ -62,8 +62,8 @@ MIXTURE = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, experts=7, c
 HYBRID = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, layers=3, vocabulary=101, taps=4)
 DELTA = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=3, delta=True)
 SHARED = Shape(width=160, heads=4, kv_heads=2, inner=104, group=32, layers=4, vocabulary=101, window=21, shared=True)
-LATENT = Shape(width=144, heads=6, kv_heads=3, inner=104, group=32, vocabulary=101, window=37, value=40)
-NARROW = Shape(width=160, heads=4, kv_heads=4, inner=72, group=32, vocabulary=97, value=8)
+LATENT = Shape(width=144, heads=6, kv_heads=1, inner=104, group=32, vocabulary=101, window=37, value=40)
+NARROW = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, vocabulary=97, value=8)
 CLAMPED = Shape(
     width=128, heads=4, kv_heads=2, inner=96, group=32, experts=20, chosen=2, activation=Activation.CLAMPED_SWIGLU
 )
@@ -173,18 +173,26 @@ def build(shape: Shape, precision: Format) -> Program:
 
 
 def _latent(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
+    """Values of another size than keys; with one head of them, they are the keys' columns without rope, which each head's
+    queries and results are multiplied for."""
     turned, heads, kv_heads, width = 8, shape.heads, shape.kv_heads, shape.width
-    own, values = width // heads - turned, kv_heads * shape.value
-    sizes = {"q": width, "k": kv_heads * own, "shared": turned, "v": values}
-    query, key, shared, value = builder.linear(h, [Tensor(at + name, (size, width)) for name, size in sizes.items()]).split(
-        *sizes.values()
-    )
+    latent, own = kv_heads == 1, width // heads - turned
+    size = turned + (shape.value if latent else own)
+    sizes = {"q": width, "k": kv_heads * size} | ({} if latent else {"v": kv_heads * shape.value})
+    made = builder.linear(h, [Tensor(at + name, (size, width)) for name, size in sizes.items()])
+    query, key = made.part(0, width), made.part(width, kv_heads * size)
     frequencies = [float(np.float32(10000.0 ** (-2 * i / turned))) for i in range(turned // 2)]
     builder.rope(query, frequencies, heads=heads)
-    builder.rope(shared, frequencies, heads=1)
-    joined = builder.join(key, shared, heads=kv_heads)
-    a = builder.attention(query, joined, value, heads=heads, kv_heads=kv_heads, window=shape.window)
-    return builder.linear(a, [Tensor(at + "o", (width, heads * shape.value))], residual=x)
+    builder.rope(key, frequencies, heads=kv_heads)
+    if latent:
+        query = builder.heads(query, [Tensor(f"{at}in {head}", (shape.value, own)) for head in range(heads)])
+        value = key.part(turned, shape.value)
+    else:
+        value = made.part(width + key.width, kv_heads * shape.value)
+    a = builder.attention(query, key, value, heads=heads, kv_heads=kv_heads, window=shape.window)
+    if latent:
+        a = builder.heads(a, [Tensor(f"{at}out {head}", (own, shape.value)) for head in range(heads)])
+    return builder.linear(a, [Tensor(at + "o", (width, a.width))], residual=x)
 
 
 def _convolution(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:

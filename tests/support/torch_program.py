@@ -49,13 +49,14 @@ def _weight(program: Program, index: int, tensors: Mapping[str, torch.Tensor]) -
     weight = program.weights[index]
     if weight.values:
         return torch.tensor(weight.values)
-    return torch.cat(
+    whole = torch.cat(
         [
             _as_asked(source, tensors[source.name])[start:stop] + source.plus
             for source in weight.sources
             for start, stop in source.ranges
         ]
     )
+    return whole.T if weight.sources[0].transposed else whole
 
 
 def _as_asked(source: Tensor, stored: torch.Tensor) -> torch.Tensor:
@@ -119,9 +120,12 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             first, second, beta, epsilon = weight
             negative = (torch.expm1(torch.minimum(x, epsilon)) - x) * (beta + torch.nn.functional.softplus(second))
             return torch.where(x > 0, torch.nn.functional.softplus(first) * x * x, negative) + beta * x
-        case Kind.JOIN:
-            own = x.view(len(tokens), op.heads, -1)
-            return torch.cat([read(op.key)[:, None].expand(-1, op.heads, -1), own], dim=2).flatten(1)
+        case Kind.HEADS:
+            parts = []
+            for columns, matrix in zip(x.chunk(op.heads, dim=1), weights[op.weight : op.weight + op.heads], strict=True):
+                kept = columns.shape[1] - matrix.shape[1]
+                parts += [columns[:, :kept], columns[:, kept:] @ matrix.T]
+            return torch.cat(parts, dim=1)
         case Kind.DELTA:
             return _delta(op, x, read(op.key), read(op.value), read(op.residual), weight, bias)
         case Kind.ATTENTION:

@@ -110,8 +110,8 @@ def test_what_a_family_alone_may_say_otherwise_is_refused(name: str, changes: di
         ({"head_dim": 24}, 'does not know "head_dim": 24'),
         ({"qk_head_dim": 32}, 'does not know "qk_head_dim": 32'),
         ({"qk_rope_head_dim": 7, "head_dim": None, "qk_head_dim": None}, 'does not know "qk_rope_head_dim": 7'),
-        ({"qk_nope_head_dim": 12, "qk_head_dim": None}, "cannot lay this model out: attention of 6/6 heads over 120,"),
-        ({"v_head_dim": 12}, "cannot lay this model out: attention of 6/6 heads over 144, 144, 72 columns"),
+        ({"qk_rope_head_dim": 4, "head_dim": None, "qk_head_dim": None}, '_head_dim": 4, which is no multiple of 8'),
+        ({"kv_lora_rank": 20}, 'does not know "kv_lora_rank": 20, which is no multiple of 8'),
         (
             {"rope_scaling": {"type": "yarn", "factor": "4", "mscale_all_dim": 1.0}},
             "the rope type 'yarn' misstates 'factor': '4'",

@@ -91,9 +91,9 @@ def _buffers(program: Program, tokens: int, choices: int) -> Iterator[int]:
 def _inputs(program: Program, tokens: int) -> int:
     """What the widest product's inputs take as they are multiplied: of experts a token's own, and one for each of them."""
     of_a_token = (
-        (op.kv_heads + 1 if op.kind is Kind.EXPERTS else 1) * _words(program.weights[op.weight])
+        {Kind.LINEAR: 1, Kind.EXPERTS: op.kv_heads + 1, Kind.HEADS: op.heads}[op.kind] * _words(program.weights[op.weight])
         for op in program.ops
-        if op.kind in (Kind.LINEAR, Kind.EXPERTS)
+        if op.kind in (Kind.LINEAR, Kind.EXPERTS, Kind.HEADS)
     )
     return _in_pages(SPARE * FLOAT_BYTES * tokens * max(of_a_token, default=0))
 

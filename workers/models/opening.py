@@ -170,7 +170,14 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
 
 
 def with_cache(program: Program, spec: ModelSpec) -> Program:
-    small = spec.cache_precision == "int8" or (spec.small_cache and program.integer)
+    # A vector has one scale. Where values are a part of it the other, with rope, may be many times as large.
+    latent = any(op.value_in_key for op in program.caches)
+    if latent and spec.cache_precision == "int8":
+        raise UsageError(
+            f"--cache-precision: {spec.path} keeps one vector a token for the keys and values of all heads, which is not "
+            "rounded to 8 bits; leave it out"
+        )
+    small = spec.cache_precision == "int8" or (spec.small_cache and program.integer and not latent)
     return replace(program, cache=Cache.INT8) if small else program
 
 

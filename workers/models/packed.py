@@ -225,6 +225,12 @@ def _pack_weight(
     if weight.ordered:
         packer.pack_order(weight, address, _order(checkpoint, weight))
     for source in weight.sources:
+        if source.transposed:
+            rows = np.concatenate([_to_float32(checkpoint.rows(source, *taken)) for taken in source.ranges])
+            _pack_named(checkpoint, packer, weight, address, row, np.ascontiguousarray(rows.T), source)
+            row += source.count
+            checkpoint.done(source)
+            continue
         # Rows of gate and up lie in tiles of their own, whatever their number.
         first_of_tiles = row if weight.gated else 0
         for run in _runs(source):

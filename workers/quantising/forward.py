@@ -82,8 +82,8 @@ class Forward:
             long = op.longest and self._length > op.longest
             frequencies = self._program.weights[op.bias if long else op.weight].values
             return _rope(op, x, torch.tensor(frequencies), self._length)
-        if op.kind is Kind.JOIN:
-            return _join(op, x, _part(buffers, op.key))
+        if op.kind is Kind.HEADS:
+            return self._heads(op, x)
         if op.kind is Kind.ATTENTION:
             sinks = None if op.weight < 0 else self._weight(op.weight)
             return _attention(op, x, _part(buffers, op.key), _part(buffers, op.value), self._length, sinks)
@@ -91,6 +91,14 @@ class Forward:
 
     def _weight(self, index: int) -> Tensor:
         return _stacked(self._program.weights[index], self._tensors)
+
+    def _heads(self, op: Op, x: Tensor) -> Tensor:
+        parts = []
+        for head, columns in enumerate(x.chunk(op.heads, dim=1)):
+            matrix = self._weight(op.weight + head)
+            kept = columns.shape[1] - matrix.shape[1]
+            parts += [columns[:, :kept], self._multiply(columns[:, kept:], matrix, None)]
+        return torch.cat(parts, dim=1)
 
     def _linear(self, op: Op, x: Tensor, residual: Tensor | None) -> Tensor:
         weight = self._program.weights[op.weight]
@@ -119,7 +127,8 @@ def _stacked(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
     # A scalar is a vector of one.
     found = [(source, tensors[source.name].reshape(tensors[source.name].shape or (1,))) for source in weight.sources]
     parts = [tensor[start:stop] + source.plus for source, tensor in found for start, stop in source.ranges]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole.T if weight.sources[0].transposed else whole
 
 
 def _norm(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -141,11 +150,6 @@ def _rope(op: Op, x: Tensor, frequencies: Tensor, length: int) -> Tensor:
     half = op.rotated // 2
     first, second, rest = x.reshape(-1, length, op.heads, op.head_size).split([half, half, op.head_size - 2 * half], dim=3)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=3).reshape(x.shape)
-
-
-def _join(op: Op, own: Tensor, shared: Tensor) -> Tensor:
-    heads = own.reshape(len(own), op.heads, -1)
-    return torch.cat([shared[:, None].expand(-1, op.heads, -1), heads], dim=2).reshape(len(own), -1)
 
 
 def _cap(x: Tensor, cap: float) -> Tensor:

@@ -202,13 +202,15 @@ def _finished(
     others = {part.name: part for weight in program.weights for part in weight.sources if part.name not in inside}
     tensors, stored = read(checkpoint, list(others.values()))
     rest = {name: tensor.to(stored[name]) for name, tensor in tensors.items()}
-    # Linear layers outside of the decoder's: the head, and OPT's projections. A head that is the embedding is one, too.
+    # Linear layers outside of the decoder's: the head, and OPT's projections. A head that is the embedding is one, too. And
+    # within them what is no linear layer here: the matrices that latent attention has for each head.
+    rounded = {tensor.name for layer in layers for tensor in layer.matrices(program)}
     names = {
         part.name.removesuffix(".weight")
         for op in program.ops
         if op.weight >= 0 and not program.weights[op.weight].table
         for part in program.weights[op.weight].sources
-        if part.name not in inside
+        if part.name not in rounded
     }
     embeddings = {name for name in names if name.rpartition(".")[2] in ("embed_tokens", "wte")}
     ignored = sorted((names - embeddings) | {"lm_head"})

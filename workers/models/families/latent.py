@@ -1,7 +1,8 @@
 """Latent attention: keys and values of all heads are made from one narrow vector a token.
 
-DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), Sarvam's larger model, GLM-4.7-Flash, Youtu and MiniCPM 3. Every
-head's keys and values go into the cache as they are multiplied, values in their own size.
+DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), Sarvam's larger model, GLM-4.7-Flash, Youtu and MiniCPM 3. The
+cache keeps that vector as the key and the value of all heads: a head's queries are multiplied by the rows of kv_b_proj that
+would have made its keys, what it has gathered by those that make its values. docs/architecture.md has the reasons.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from outrider.workers.models.rope import LONG, Rope, latent_factor, read_rope
 
 # Of the norms of what queries, keys and values are made from; configurations state that of the others.
 EPSILON = 1e-6
+# What the kernels' attention wants the sizes of keys and values to be multiples of.
+HEAD_UNIT = 8
 # Of training, and of layers that guess further tokens (formats/unexpected_tensors.py).
 UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers")
 
@@ -209,15 +212,18 @@ def _latent(
     """The arguments are what the family takes where its configuration does not say. ``halves``: its rope always turns them;
     ``long``: it may have long rope, for rows of so many tokens."""
     plain, turned = config.size("qk_nope_head_dim", plain), config.size("qk_rope_head_dim", turned)
-    if turned % 2:
-        raise config.unknown(f'"qk_rope_head_dim": {turned}')
+    if turned % HEAD_UNIT:
+        raise config.unknown(f'"qk_rope_head_dim": {turned}, which is no multiple of {HEAD_UNIT}')
+    rank = config.size("kv_lora_rank", rank)
+    if rank % HEAD_UNIT:
+        raise config.unknown(f'"kv_lora_rank": {rank}, which is no multiple of {HEAD_UNIT}')
     config.only("head_dim", turned)
     config.only("qk_head_dim", plain + turned)
     # Here null is a value: queries are made from the layer's input.
     direct = config.stated("q_lora_rank", query_rank) is None
     return Latent(
         query_rank=0 if direct else config.size("q_lora_rank", query_rank),
-        rank=config.size("kv_lora_rank", rank),
+        rank=rank,
         plain=plain,
         turned=turned,
         value=config.size("v_head_dim", value),
