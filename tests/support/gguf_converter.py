@@ -103,6 +103,23 @@ def flat_taps(tensors: Tensors) -> Tensors:
     return found
 
 
+def heads_apart(heads: int, plain: int) -> Callable[[Tensors], Tensors]:
+    """Of latent attention: what makes each head's keys, turned round, and what makes its values."""
+
+    def prepare(tensors: Tensors) -> Tensors:
+        found = {}
+        for name, values in tensors.items():
+            if name.endswith("kv_b_proj.weight"):
+                keys, rest = np.split(values.reshape(heads, -1, values.shape[1]), [plain], axis=1)
+                found[name.replace("kv_b_proj", "k_b_proj")] = keys.swapaxes(1, 2)
+                found[name.replace("kv_b_proj", "v_b_proj")] = rest
+            else:
+                found[name] = values
+        return found
+
+    return prepare
+
+
 def granite(heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
     def prepare(tensors: Tensors) -> Tensors:
         found = {}

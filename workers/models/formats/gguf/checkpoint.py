@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels.program import Tensor
-from outrider.kernels.quantised import QuantisedRows, Scheme, natural_order
+from outrider.kernels.quantised import natural_order
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.configuration import Quantisation
 from outrider.workers.models.formats.gguf.architectures import architecture_of
 from outrider.workers.models.formats.gguf.architectures.left_out import further_layers
-from outrider.workers.models.formats.gguf.blocks import BY_NAME, Kind
+from outrider.workers.models.formats.gguf.blocks import BY_NAME
 from outrider.workers.models.formats.gguf.config import config_of
 from outrider.workers.models.formats.gguf.file import gguf_quantisation, read_gguf
+from outrider.workers.models.formats.gguf.keys_and_values import KeysAndValues, keys_and_values
+from outrider.workers.models.formats.gguf.matrix import GgufMatrix
 from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.formats.gguf.names import (
     apart,
@@ -30,44 +32,6 @@ from outrider.workers.models.formats.gguf.names import (
 )
 from outrider.workers.models.formats.raw import Array, RawTensors, to_float32
 from outrider.workers.models.headers import Entry, quoted
-
-
-@dataclass(frozen=True, slots=True)
-class GgufMatrix:
-    """``order_of_rows``: where in the file each row lies, where not in its own place; ``order``: as ``Matrix`` has it."""
-
-    name: str
-    raw: RawTensors
-    kind: Kind
-    scheme: Scheme
-    shape: tuple[int, int]
-    order_of_rows: NDArray[np.int64] | None
-    order: NDArray[np.int32] | None
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def rows(self, start: int, stop: int) -> QuantisedRows:
-        first, wanted = start, None
-        if self.order_of_rows is not None:
-            wanted = self.order_of_rows[start:stop]
-            first, stop = int(wanted.min()), int(wanted.max()) + 1
-        entry = self.raw.entries[self.name]
-        row_bytes = self.shape[1] // self.kind.values * self.kind.bytes
-        packed = np.empty((stop - first, self.shape[1] // self.kind.values, self.kind.bytes), np.uint8)
-        self.raw.fill(entry.file, entry.offset + first * row_bytes, packed.reshape(-1), self.name)
-        if wanted is not None:
-            packed = packed[wanted - first]
-        assert self.kind.unpack is not None
-        with np.errstate(invalid="ignore", over="ignore"):
-            rows = self.kind.unpack(self.scheme, packed)
-        if not np.isfinite(rows.scales).all() or (rows.minima is not None and not np.isfinite(rows.minima).all()):
-            raise ModelError(f"{entry.file}: {quoted(self.name)} ({self.scheme.source}) holds a scale that is not finite")
-        return rows
-
-    def done(self) -> None:
-        pass
 
 
 class GgufCheckpoint:
@@ -90,15 +54,22 @@ class GgufCheckpoint:
         return [name for name in tensors if block_of(name) not in self._further]
 
     def has(self, name: str) -> bool:
-        return stored_name(self._architecture, name) in self._entries
+        return stored_name(self._architecture, name) in self._entries or self._in_two(name) is not None
+
+    def _in_two(self, name: str) -> KeysAndValues | None:
+        return keys_and_values(stored_name(self._architecture, name), self._raw, self._config)
 
     def type_of(self, tensor: Tensor) -> str:
+        if (two := self._in_two(tensor.name)) is not None:
+            return two.type_of(tensor)
         return self._find(tensor)[1].type
 
     def numbers(self, name: str) -> NDArray[np.int64]:
         raise ModelError(f"{quoted(name)} is not read from GGUF files")
 
     def parts(self, tensor: Tensor) -> Collection[str]:
+        if (two := self._in_two(tensor.name)) is not None:
+            return two.parts(tensor)
         return [holder(self._find(tensor)[0], self._file.tensors)]
 
     def file_of(self, tensor: Tensor) -> Path:
@@ -111,6 +82,9 @@ class GgufCheckpoint:
         return name, self._entries[name]
 
     def check(self, tensor: Tensor) -> None:
+        if (two := self._in_two(tensor.name)) is not None:
+            two.check(tensor)
+            return
         name, entry = self._find(tensor)
         found, asked = entry.shape, tensor.shape
         if tensor.stored and len(asked) == 1 and len(self._file.tensors[name].shape) > 1:
@@ -120,6 +94,8 @@ class GgufCheckpoint:
             raise ModelError(f"{entry.file}: the tensor {quoted(name)} has shape {found}, its metadata asks for {asked}")
 
     def matrix(self, tensor: Tensor) -> GgufMatrix | None:
+        if (two := self._in_two(tensor.name)) is not None:
+            return two.matrix(tensor)
         name = stored_name(self._architecture, tensor.name)
         entry = self._entries.get(name)
         if entry is None or len(tensor.shape) != 2:
@@ -136,6 +112,8 @@ class GgufCheckpoint:
         matrix = self.matrix(tensor)
         if matrix is not None:
             return natural_order(matrix.rows(start, stop).dequantise(), matrix.order)
+        if (two := self._in_two(tensor.name)) is not None:
+            return two.rows(start, stop)
         name, entry = self._find(tensor)
         if BY_NAME[entry.type].scheme is not None:
             raise ModelError(f"{entry.file}: the tensor {quoted(name)} is a vector of the type {entry.type}")

@@ -22,6 +22,8 @@ TOGETHER = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.(?:weight|bias)")
 # Of each expert gate before up, where the converter is asked to have it so.
 GATE_AND_UP = re.compile(r"(blk\.\d+\.ffn)_gate_up_exps\.weight")
 GATE_OR_UP = re.compile(r"ffn_(?:gate|up)_exps(?=\.weight)")
+# Of latent attention what makes all heads' keys, and values.
+OF_HEADS = re.compile(r"blk\.\d+\.attn_[kv]_b\.weight")
 # A vector here, and a matrix of one row to families; then the other way round; and taps that families have in three
 # dimensions.
 SHARED_GATE = "ffn_gate_inp_shexp.weight"
@@ -79,6 +81,8 @@ def seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
             for head in range(entry.shape[0]):
                 start = head * entry.shape[1] // kind.values * kind.bytes
                 found[_of_head(name, head)] = replace(entry, shape=entry.shape[1:], offset=entry.offset + start)
+        if OF_HEADS.fullmatch(name) and len(entry.shape) == 3:
+            found[of_all_heads(name)] = replace(entry, shape=(entry.shape[0] * entry.shape[1], entry.shape[2]))
         shape = _family_shape(name, entry.shape)
         if shape != entry.shape:
             found[name] = replace(entry, shape=shape)
@@ -118,7 +122,7 @@ def _family_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def apart(architecture: Architecture, config: Values, tensors: Mapping[str, Entry]) -> dict[str, Entry]:
     """Queries, keys and values that lie together, of a family whose own are three tensors: each by its own name."""
-    if "attn_q" not in architecture.parts.values():
+    if "attn_q" not in architecture.parts.values() or "head_dim" not in config:
         return {}
     size, heads, kv_heads = (config[key] for key in ("head_dim", "num_attention_heads", "num_key_value_heads"))
     widths = {"q": heads * size, "k": kv_heads * size, "v": kv_heads * size}
@@ -140,3 +144,8 @@ def _of_expert(name: str, expert: int) -> str:
 
 def _of_head(name: str, head: int) -> str:
     return f"{name} of head {head}"
+
+
+def of_all_heads(name: str) -> str:
+    """The rows of a tensor that has a matrix for each head, one head after the other."""
+    return f"{name} of all heads"

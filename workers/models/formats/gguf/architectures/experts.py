@@ -17,6 +17,7 @@ KNOWN_OF_EXPERTS = KNOWN | {
 }
 # Of what stands beside the experts.
 SHARED_WIDTH = "expert_shared_feed_forward_length"
+GROUP_COUNT, GROUPS_KEPT = "expert_group_count", "expert_group_used_count"
 # Of a layer with experts, which themselves lie together (names.py).
 ROUTER = {"mlp.gate": "ffn_gate_inp"}
 CORRECTED = ROUTER | {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
@@ -45,6 +46,6 @@ def scale(metadata: Metadata) -> float:
 
 def groups(metadata: Metadata) -> dict[str, Any]:
     """The groups that experts are chosen from; one or none of them is all the same."""
-    count = metadata.get("expert_group_count", int, 0)
-    used = metadata.get("expert_group_used_count", int, 0)
+    count = metadata.get(GROUP_COUNT, int, 0)
+    used = metadata.get(GROUPS_KEPT, int, 0)
     return {"n_group": count, "topk_group": used} if count > 1 else {"n_group": 1, "topk_group": 1}

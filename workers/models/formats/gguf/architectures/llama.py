@@ -6,11 +6,11 @@ from typing import Any
 
 from outrider.workers.models.formats.gguf.architectures.architecture import KNOWN, LLAMA_PARTS, Architecture
 from outrider.workers.models.formats.gguf.architectures.rows import interleaved
-from outrider.workers.models.formats.gguf.architectures.sizes import biased, llama_style, mlp_biased
+from outrider.workers.models.formats.gguf.architectures.sizes import LOG_FACTOR, biased, llama_style, mlp_biased
 from outrider.workers.models.formats.gguf.architectures.windows import WINDOW
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
-TEMPERATURE, LOG_FACTOR = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
+TEMPERATURE = "attention.temperature_scale"
 
 
 def _llama(metadata: Metadata) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from outrider.workers.models.headers import quoted
 
 # What sines and cosines are multiplied by, where that is not what follows from the scaling.
 YARN_FACTOR = "rope.scaling.yarn_attn_factor"
+# What scores are multiplied by besides, where the length is stretched.
+LOG_FACTOR = "rope.scaling.yarn_log_multiplier"
 
 
 def llama_style(metadata: Metadata, ffn: int | None = None, partial: bool = False) -> dict[str, Any]:
@@ -27,7 +29,7 @@ def rms_epsilon(metadata: Metadata) -> dict[str, Any]:
 
 
 def sizes(metadata: Metadata, ffn: int | None = None) -> dict[str, Any]:
-    heads = _heads(metadata)
+    heads = heads_of(metadata)
     return {
         "num_hidden_layers": layers(metadata),
         "hidden_size": metadata.get("embedding_length", int),
@@ -39,7 +41,7 @@ def sizes(metadata: Metadata, ffn: int | None = None) -> dict[str, Any]:
     }
 
 
-def _heads(metadata: Metadata) -> int:
+def heads_of(metadata: Metadata) -> int:
     heads, width = metadata.get("attention.head_count", int), metadata.get("embedding_length", int)
     if not 0 < heads <= width:
         metadata.refuse(f"has {heads} heads for a width of {width}")
@@ -59,7 +61,7 @@ def _kv_heads(metadata: Metadata, heads: int) -> int:
 
 
 def head_size(metadata: Metadata) -> int:
-    size = metadata.get("attention.key_length", int, metadata.get("embedding_length", int) // _heads(metadata))
+    size = metadata.get("attention.key_length", int, metadata.get("embedding_length", int) // heads_of(metadata))
     if metadata.get("attention.value_length", int, size) != size:
         metadata.refuse("has keys and values of different sizes, which the native engine does not know")
     return int(size)
@@ -77,7 +79,7 @@ def mlp_biased(metadata: Metadata) -> bool:
 
 def rope(metadata: Metadata, partial: bool = False) -> dict[str, Any]:
     """``partial``: of an architecture that may turn a part of each head."""
-    return _rope(metadata) | turned_part(metadata, partial)
+    return scaled_rope(metadata) | turned_part(metadata, partial)
 
 
 def turned_part(metadata: Metadata, partial: bool = True) -> dict[str, Any]:
@@ -99,7 +101,8 @@ def base(metadata: Metadata) -> float:
     return float(metadata.get("rope.freq_base", float, 10000.0))
 
 
-def _rope(metadata: Metadata) -> dict[str, Any]:
+def scaled_rope(metadata: Metadata) -> dict[str, Any]:
+    """Without a word of how large a part of each head it turns."""
     theta = base(metadata)
     # llama.cpp's reading: a factor without a type is that of a linear one, and 0 says nothing.
     kind = metadata.get("rope.scaling.type", str, "linear")

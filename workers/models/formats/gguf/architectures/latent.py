@@ -1,0 +1,162 @@
+"""Latent attention: DeepSeek V2 and V3, and what is built as they are (Moonlight, Kimi, GLM-4.7-Flash, Youtu)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.workers.models.formats.gguf.architectures.architecture import GATED, NORMS_BEFORE, Architecture
+from outrider.workers.models.formats.gguf.architectures.corrected_mixtures import GROUPS, KNOWN_OF_CORRECTED, WEIGHTS
+from outrider.workers.models.formats.gguf.architectures.experts import (
+    CORRECTED,
+    GROUP_COUNT,
+    SHARED,
+    SIGMOID,
+    SOFTMAX,
+    experts,
+    groups,
+    scale,
+)
+from outrider.workers.models.formats.gguf.architectures.left_out import FURTHER_LAYERS, layers
+from outrider.workers.models.formats.gguf.architectures.sizes import LOG_FACTOR, heads_of, rms_epsilon, scaled_rope
+from outrider.workers.models.formats.gguf.metadata import Metadata
+from outrider.workers.models.headers import quoted
+
+QUERY_RANK, RANK = "attention.q_lora_rank", "attention.kv_lora_rank"
+# Of a head, where the file's keys and values are those of the narrow vector.
+KEY_SIZE, VALUE_SIZE = "attention.key_length_mla", "attention.value_length_mla"
+DENSE_LAYERS = "leading_dense_block_count"
+SCORES = "expert_gating_func"
+CORRECTIONS = "exp_probs_b.bias"
+PARTS = (
+    GATED
+    | NORMS_BEFORE
+    | CORRECTED
+    | SHARED
+    | {
+        "self_attn.q_proj": "attn_q",
+        "self_attn.q_a_proj": "attn_q_a",
+        "self_attn.q_a_layernorm": "attn_q_a_norm",
+        "self_attn.q_b_proj": "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+        # Whole, or in two parts (key_value_heads.py).
+        "self_attn.kv_b_proj": "attn_kv_b",
+        "self_attn.o_proj": "attn_output",
+    }
+)
+# Files from before llama.cpp knew groups do not state them. (groups, those that are kept) by the number of experts.
+GROUPS_OF_SOFTMAX = {160: (8, 3)}  # V2
+GROUPS_OF_SIGMOID = {
+    64: (1, 1),  # Moonlight, GLM-4.7-Flash
+    256: (8, 4),  # V3, R1
+    384: (1, 1),  # Kimi K2
+}
+# GLM-4.7-Flash, whose files say nothing of what is made of scores: layers and tokens, as llama.cpp tells it.
+FLASH_LAYERS, FLASH_TOKENS = (47, 48), 154880
+
+
+def _deepseek2(metadata: Metadata) -> dict[str, Any]:
+    config = _attention(metadata)
+    count, dense = metadata.get("expert_count", int, 0), metadata.get(DENSE_LAYERS, int, 0)
+    if not count:
+        if dense < config["num_hidden_layers"]:
+            metadata.refuse(f"has no experts, and {dense} of {config['num_hidden_layers']} layers that need none")
+        return config | {"model_type": "youtu"}
+    count, used = experts(metadata)
+    scores = _scores(metadata)
+    found, kept = _groups(metadata, count, scores)
+    config |= {
+        "n_routed_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": metadata.get("expert_feed_forward_length", int),
+        "n_shared_experts": metadata.get("expert_shared_count", int),
+        "first_k_dense_replace": dense,
+        "norm_topk_prob": metadata.get("expert_weights_norm", bool, False),
+        "routed_scaling_factor": scale(metadata),
+        "n_group": found,
+        "topk_group": kept,
+    }
+    if scores == SIGMOID:
+        return config | {"model_type": "deepseek_v3"}
+    return config | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy" if found > 1 else "greedy"}
+
+
+def _attention(metadata: Metadata) -> dict[str, Any]:
+    heads, rank = heads_of(metadata), metadata.get(RANK, int)
+    turned = metadata.get("rope.dimension_count", int)
+    narrow = metadata.has(KEY_SIZE) or metadata.has(VALUE_SIZE)
+    key = metadata.get(KEY_SIZE if narrow else "attention.key_length", int)
+    value = metadata.get(VALUE_SIZE if narrow else "attention.value_length", int)
+    if not 0 < turned < key:
+        metadata.refuse_value("rope.dimension_count")
+    expected = (
+        {"head_count_kv": 1, "key_length": rank + turned, "value_length": rank} if narrow else {"head_count_kv": heads}
+    )
+    for name, number in expected.items():
+        if metadata.get(f"attention.{name}", int, number) != number:
+            metadata.refuse_value(f"attention.{name}")
+    return {
+        "num_hidden_layers": layers(metadata),
+        "hidden_size": metadata.get("embedding_length", int),
+        "intermediate_size": metadata.get("feed_forward_length", int),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": metadata.get(QUERY_RANK, int, 0) or None,
+        "kv_lora_rank": rank,
+        "qk_nope_head_dim": key - turned,
+        "qk_rope_head_dim": turned,
+        "v_head_dim": value,
+        "max_position_embeddings": metadata.get("context_length", int),
+        "attention_bias": metadata.has_tensor("blk.0.attn_kv_a_mqa.bias"),
+        "hidden_act": "silu",
+        "rope_parameters": scaled_rope(metadata) | _factor_of_scores(metadata),
+        **rms_epsilon(metadata),
+    }
+
+
+def _factor_of_scores(metadata: Metadata) -> dict[str, Any]:
+    """Of yarn. The file has a tenth of it, in float32; what sines and cosines have is 1: both factors are alike."""
+    if not metadata.has(LOG_FACTOR):
+        return {}
+    if metadata.get("rope.scaling.type", str, "") != "yarn":
+        metadata.refuse_value(LOG_FACTOR)
+    factor = round(10 * metadata.get(LOG_FACTOR, float), 6)
+    return {"mscale": factor, "mscale_all_dim": factor}
+
+
+def _scores(metadata: Metadata) -> int:
+    if not metadata.has(SCORES):
+        flash = metadata.get("block_count", int) in FLASH_LAYERS and _tokens(metadata) == FLASH_TOKENS
+        return SIGMOID if flash else SOFTMAX
+    stated = metadata.get(SCORES, int)
+    if stated not in (SOFTMAX, SIGMOID):
+        metadata.refuse_value(SCORES)
+    return int(stated)
+
+
+def _tokens(metadata: Metadata) -> int:
+    embedding = metadata.file.tensors.get("token_embd.weight")
+    return embedding.shape[0] if embedding is not None else 0
+
+
+def _groups(metadata: Metadata, count: int, scores: int) -> tuple[int, int]:
+    if metadata.has(GROUP_COUNT):
+        stated = groups(metadata)
+        return stated["n_group"], stated["topk_group"]
+    if scores == SOFTMAX:
+        return GROUPS_OF_SOFTMAX.get(count, (1, 1))
+    if count not in GROUPS_OF_SIGMOID:
+        metadata.refuse(
+            f"has no {quoted(f'{metadata.architecture}.{GROUP_COUNT}')}, and {count} experts, of which no model is known; "
+            "a newer converter of llama.cpp writes it"
+        )
+    return GROUPS_OF_SIGMOID[count]
+
+
+ARCHITECTURES = {
+    "deepseek2": Architecture(
+        _deepseek2,
+        KNOWN_OF_CORRECTED | WEIGHTS | GROUPS | {FURTHER_LAYERS, QUERY_RANK, RANK, KEY_SIZE, VALUE_SIZE, LOG_FACTOR},
+        parts=PARTS,
+    ),
+}
