@@ -327,6 +327,18 @@ def test_a_text_ends_with_each_token_that_llama_cpp_ends_one_with(
     assert read_model_info(str(small(tmp_path))).end_tokens == ends
 
 
+def test_it_is_told_that_tokens_which_a_file_suppresses_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_model_info(str(small(tmp_path))).unfollowed == ()
+    usual = gguf_models.add_tokenizer
+
+    def fill(writer: gguf.GGUFWriter, source: Path, config: dict[str, Any]) -> None:
+        usual(writer, source, config)
+        writer.add_array("tokenizer.ggml.suppress_tokens", [3, 4])
+
+    monkeypatch.setattr(gguf_models, "add_tokenizer", fill)
+    assert read_model_info(str(small(tmp_path))).unfollowed == ("suppress_tokens",)
+
+
 def tokenizer_file(path: Path, fill: Callable[[gguf.GGUFWriter], None]) -> Path:
     writer = gguf.GGUFWriter(str(path), "llama")
     fill(writer)

@@ -33,6 +33,8 @@ def _shared(metadata: Metadata) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": not metadata.has_tensor("output.weight"),
         "eos_token_id": end_tokens(metadata.values) or None,
+        # As in generation_config.json: it is told that these are not followed.
+        "suppress_tokens": metadata.values.get(f"{TOKENIZER}suppress_tokens") or None,
         # fp16, which the kernels do not have, is kept as fp32.
         "dtype": "bfloat16" if any(entry.type == "BF16" for entry in metadata.file.tensors.values()) else "float32",
     }
