@@ -280,6 +280,11 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("opt", OPT),
     "opt-350m": ("opt", OPT | {"word_embed_proj_dim": 48, "do_layer_norm_before": False}),
     "opt-plain": ("opt", OPT | {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False}),
+    "bitnet": ("bitnet", LLAMA),
+    "bitnet-biased": (
+        "bitnet",
+        LLAMA | {"attention_bias": True, "tie_word_embeddings": True, "hidden_act": "silu"},
+    ),
     "biogpt": ("biogpt", NEOX),
     "biogpt-untied": ("biogpt", NEOX | {"tie_word_embeddings": False, "scale_embedding": False, "hidden_act": "relu"}),
     "lfm2": (

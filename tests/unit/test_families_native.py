@@ -133,13 +133,13 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         return common | sizes | dict(intermediate_size=ffn)
     if "kv_lora_rank" in settings:
         # Each of a head's parts has a size of its own.
-        turned, value = int(random.choice([2, 8, 16, 40])), int(random.choice([8, 16, 24, 64, 72]))
+        turned, value = int(random.choice([8, 16, 40])), int(random.integers(4, 80))
         # Long rope has a factor for each pair of columns.
         factors = settings.get("rope_parameters", {}).get("long_factor")
         turned = 2 * len(factors) if factors else turned
-        plain = head_size + -turned % 8
         # transformers takes neighbouring columns behind these as complex numbers.
-        ranks = dict(kv_lora_rank=2 * int(random.integers(3, 20)))
+        plain = head_size + 2 * int(random.integers(0, 4))
+        ranks = dict(kv_lora_rank=8 * int(random.integers(1, 10)))
         ranks |= dict(q_lora_rank=int(random.integers(5, 40))) if settings["q_lora_rank"] else {}
         sizes = dict(num_attention_heads=heads, num_key_value_heads=heads, intermediate_size=ffn)
         parts = dict(qk_rope_head_dim=turned, qk_nope_head_dim=plain, v_head_dim=value)
@@ -158,9 +158,9 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         return common | sizes | dict(num_key_value_heads=kv_heads)
     if kind.startswith("gemma4"):
         common |= {"global_head_dim": int(random.choice([8, 40, 64])), "num_global_key_value_heads": kv_heads}
-    # Helium's heads share out the width. Gemma 4 rounds more often in a layer, which narrow ones do not average out.
+    # Helium's and BitNet's heads share out the width. Gemma 4 rounds more often in a layer, and narrow ones average less.
     least = 12 if kind.startswith("gemma4") else 5
-    hidden = heads * (head_size if kind == "helium" else int(random.integers(least, 40)))
+    hidden = heads * (head_size if kind in ("helium", "bitnet") else int(random.integers(least, 40)))
     changes = common | dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads)
     return changes | dict(num_key_value_heads=kv_heads, head_dim=head_size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from quantised_models import compressed, save_small, set_config
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+from transformers.quantizers.quantizer_bitnet import BitNetHfQuantizer
 
 from benchmarks.families.check import write
 from outrider.workers.engines.hf import vocabulary_of
@@ -19,8 +21,9 @@ from outrider.workers.engines.ways import RowFeeding
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models import probe, quantisation_libraries
-from outrider.workers.models.hf_loading import load_hf
+from outrider.workers.models.hf_loading import _load_weights, load_hf
 from outrider.workers.models.library_weights import layer_that_mixes
+from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights
 from outrider.workers.models.probe import find_way
 from outrider.workers.models.quantisation_libraries import NEEDS
@@ -205,7 +208,11 @@ def quantised_by(path: Path, **stated: Any) -> Path:
             "needs vptq and accelerate, which are not installed: pip install vptq accelerate",
         ),
         ({"quant_method": "quark"}, "cpu", "needs quark, which is not installed: pip install amd-quark"),
-        ({"quant_method": "auto-round"}, "cpu", "needs auto_round, which is not installed: pip install auto-round"),
+        (
+            {"quant_method": "auto-round"},
+            "cpu",
+            "needs auto_round, which is not installed: pip install auto-round auto-round-lib",
+        ),
         (
             {"load_in_4bit": True},
             "cpu",
@@ -321,3 +328,33 @@ def test_a_library_that_is_not_there_is_named_with_the_command(
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lacking)
     with pytest.raises(ModelError, match=rf"cannot be loaded without pcre, which is not installed: pip install {install}$"):
         load_hf(ModelSpec(str(path), "hf", "bf16"))
+
+
+def bitnet(path: Path) -> Path:
+    """A small model whose configuration says that its layers are BitNet's. No test computes anything with it."""
+    online = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+    set_config(save_small(path), quantization_config=online)
+    return path
+
+
+def test_what_is_compiled_as_it_runs_asks_for_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantisation_libraries, "find_spec", lambda name: object())
+    monkeypatch.setenv("CXX", sys.executable)  # any program that is there
+    check_weights(str(bitnet(tmp_path)), "hf")
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    with pytest.raises(
+        ModelError, match=r"quantisation .bitnet. .* is compiled as it runs, and there is no .*/g\+\+: install"
+    ):
+        check_weights(str(tmp_path), "hf")
+
+
+def test_what_is_compiled_is_compiled_for_every_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch gives up after eight shapes and then rounds otherwise."""
+    monkeypatch.setattr(quantisation_libraries, "find_spec", lambda name: object())
+    monkeypatch.setattr(BitNetHfQuantizer, "validate_environment", lambda self, **settings: None)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    monkeypatch.setattr(torch._dynamo.config, "accumulated_recompile_limit", 256)
+    path = str(bitnet(tmp_path))
+    _load_weights(read_model_info(path), torch.float32, ModelSpec(path, "hf", "fp32"))
+    assert torch._dynamo.config.recompile_limit > 1000
+    assert torch._dynamo.config.accumulated_recompile_limit > 1000

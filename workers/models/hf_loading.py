@@ -27,13 +27,16 @@ from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
 from outrider.workers.models.library_weights import layer_that_mixes, parts_of
 from outrider.workers.models.model_info import ModelInfo, read_model_info, weight_files
 from outrider.workers.models.probe import find_way
-from outrider.workers.models.quantisation_libraries import check_library, installed_by
+from outrider.workers.models.quantisation_libraries import check_library, installed_by, is_compiled
 from outrider.workers.models.way_cache import said_of, way_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
 # How far (relative to the largest logit) the ragged path may lie from the model's own forward pass: rounding, no more.
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+# More than the kinds of shapes that torch tells apart (one or many, of each width), of all layers together.
+MOST_SHAPES = 4096
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +128,8 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
     except Exception as error:  # whatever a checkpoint can be wrong with surfaces here, in many types
         raise ModelError(f"{model_info.name} cannot be loaded: {first_line(error)}") from error
     quantised = getattr(model, "hf_quantizer", None) is not None
+    if is_compiled(read_config(Path(model_info.path))):
+        _compile_for_every_shape()
     _check_complete(model_info, report, quantised)
     if not quantised:
         # Else its library takes tensors for itself.
@@ -138,6 +143,14 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
         # cuDNN's attention makes a plan for every length that a row comes to, in more than twice the time of a whole pass.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return model.eval().to(spec.device)
+
+
+def _compile_for_every_shape() -> None:
+    """torch gives up compiling after a few shapes, and goes on without: with other roundings, in the middle of a job.
+
+    BitNet's layers are compiled, and in bf16 some of their codes then differ.
+    """
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_SHAPES
 
 
 def _computed_as_here(path: Path) -> PretrainedConfig:

@@ -5,6 +5,8 @@ Without it a checkpoint fails in the middle of loading, in the words of whicheve
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,12 +23,13 @@ ELSEWHERE = "take this model in another format"
 class Needs:
     """``modules`` are imported, ``install`` is what pip installs for them; ``devices``: where it runs, empty for all.
 
-    ``never``: why nothing runs it.
+    ``compiled``: transformers has torch compile a part of it as it runs. ``never``: why nothing runs it.
     """
 
     modules: tuple[str, ...] = ()
     install: str = ""
     devices: tuple[str, ...] = ()
+    compiled: bool = False
     never: str = ""
 
 
@@ -35,9 +38,10 @@ GPU = ("cuda",)
 FETCHED = "runs by kernels that are fetched from the model hub as code, which outrider never runs"
 NEEDS: dict[str, Needs] = {
     "aqlm": Needs(("aqlm", "accelerate"), "'aqlm[cpu]' accelerate"),
-    "auto-round": Needs(("auto_round",), "auto-round"),
+    # Most of its files need the kernels for CPUs too, which the library itself only names in a warning.
+    "auto-round": Needs(("auto_round",), "auto-round auto-round-lib"),
     "awq": Needs(("gptqmodel", "accelerate"), "gptqmodel accelerate"),
-    "bitnet": Needs(("accelerate",), "accelerate"),
+    "bitnet": Needs(("accelerate",), "accelerate", compiled=True),
     "bitsandbytes": Needs(("bitsandbytes", "accelerate"), "bitsandbytes accelerate"),
     "compressed-tensors": Needs(("compressed_tensors",), "compressed-tensors"),
     "eetq": Needs(never=FETCHED),
@@ -89,6 +93,11 @@ def check_library(config: Mapping[str, Any], source: str, device: str | None) ->
     if missing:
         are = "is" if len(missing) == 1 else "are"
         raise ModelError(f"{what} needs {' and '.join(missing)}, which {are} not installed: pip install {needs.install}")
+    # Where torch looks for it.
+    if needs.compiled and shutil.which(compiler := os.environ.get("CXX") or "g++") is None:
+        raise ModelError(
+            f"{what} is compiled as it runs, and there is no {compiler}: install g++, or name a compiler in CXX"
+        )
 
 
 def installed_by(config: Mapping[str, Any], module: str) -> str:
@@ -97,6 +106,13 @@ def installed_by(config: Mapping[str, Any], module: str) -> str:
     method = _method(stated) if isinstance(stated, dict) else None
     needs = NEEDS.get(method, Needs()) if isinstance(method, str) else Needs()
     return needs.install or module
+
+
+def is_compiled(config: Mapping[str, Any]) -> bool:
+    """Whether torch compiles a part of what the quantisation does."""
+    stated = _stated(config)
+    method = _method(stated) if isinstance(stated, dict) else None
+    return isinstance(method, str) and NEEDS.get(method, Needs()).compiled
 
 
 def _stated(config: Mapping[str, Any]) -> Any:

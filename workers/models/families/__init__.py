@@ -12,6 +12,7 @@ from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import (
     apertus,
     biogpt,
+    bitnet,
     cohere,
     cohere_moe,
     corrected_mixtures,
@@ -53,6 +54,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "apertus": apertus.apertus,
     "arcee": relu_squared.arcee,
     "biogpt": biogpt.biogpt,
+    "bitnet": bitnet.bitnet,
     "codegen": gptj.codegen,
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
