@@ -33,15 +33,16 @@ class Layout:
     settings: dict[str, Any]
 
 
-def _whole_blocks(matrix: torch.Tensor) -> torch.Tensor:
+def _whole_blocks(matrix: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
     rows, columns = matrix.shape
-    return torch.nn.functional.pad(matrix, (0, -columns % BLOCK, 0, -rows % BLOCK))
+    return torch.nn.functional.pad(matrix, (0, -columns % block, 0, -rows % block))
 
 
-def fp8_by_block(module: str, matrix: torch.Tensor) -> Packed:
+def fp8_by_block(module: str, matrix: torch.Tensor, block: int = BLOCK) -> Packed:
     rows, columns = matrix.shape
-    scales = _whole_blocks(matrix).unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).abs().amax(dim=(1, 3)) / 448
-    wide = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
+    blocks = _whole_blocks(matrix, block).unflatten(1, (-1, block)).unflatten(0, (-1, block))
+    scales = blocks.abs().amax(dim=(1, 3)) / 448
+    wide = scales.repeat_interleave(block, 0).repeat_interleave(block, 1)[:rows, :columns]
     codes = (matrix / wide).to(torch.float8_e4m3fn)
     return {"weight": codes, "weight_scale_inv": scales}, codes.float() * wide
 
@@ -54,19 +55,22 @@ def fp8_static(module: str, matrix: torch.Tensor) -> Packed:
     return parts, codes.float() * scale.float()
 
 
-def _integers(matrix: torch.Tensor, bits: int, least_zero: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _integers(
+    matrix: torch.Tensor, bits: int, least_zero: int, group: int = GROUP
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes, scales and zero points of groups that need no symmetry: [N, K], [N, K/G], [N, K/G]."""
-    groups, most = matrix.unflatten(1, (-1, GROUP)), (1 << bits) - 1
+    columns = matrix.shape[1]
+    groups, most = torch.nn.functional.pad(matrix, (0, -columns % group)).unflatten(1, (-1, group)), (1 << bits) - 1
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
     scales = ((high - low) / most).half()
     zeros = (-low / scales.float()).round().clamp(least_zero, most)
     codes = (groups / scales.float()[..., None] + zeros[..., None]).round().clamp(0, most)
-    return codes.flatten(1).long(), scales, zeros.long()
+    return codes.flatten(1)[:, :columns].long(), scales, zeros.long()
 
 
-def _numbers(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-    each = (zeros.repeat_interleave(GROUP, 1), scales.float().repeat_interleave(GROUP, 1))
-    return (codes - each[0]).float() * each[1]
+def _numbers(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group: int = GROUP) -> torch.Tensor:
+    zero, scale = (each.repeat_interleave(group, 1)[:, : codes.shape[1]] for each in (zeros, scales.float()))
+    return (codes - zero).float() * scale
 
 
 def _words(values: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
@@ -85,7 +89,7 @@ def awq(module: str, matrix: torch.Tensor) -> Packed:
     return parts, _numbers(codes, scales, zeros)
 
 
-def gptq(bits: int, less: int, ordered: bool = False) -> Callable[[str, torch.Tensor], Packed]:
+def gptq(bits: int, less: int, ordered: bool = False, group: int = GROUP) -> Callable[[str, torch.Tensor], Packed]:
     """``less``: what the version takes from zero points. ``ordered``: groups of columns that were alike, layer by layer."""
 
     def pack(module: str, matrix: torch.Tensor) -> Packed:
@@ -93,15 +97,15 @@ def gptq(bits: int, less: int, ordered: bool = False) -> Callable[[str, torch.Te
         order = torch.arange(columns)
         if ordered:
             order = torch.randperm(columns, generator=torch.Generator().manual_seed(_input_of(module)))
-        codes, scales, zeros = _integers(matrix[:, order], bits, less)
-        groups, back = (torch.arange(columns) // GROUP).int(), order.argsort()
+        codes, scales, zeros = _integers(matrix[:, order], bits, less, group)
+        groups, back = (torch.arange(columns) // group).int(), order.argsort()
         parts = {
             "qweight": _words(codes[:, back].contiguous(), bits).T,
             "qzeros": _words((zeros - less).T, bits),
             "scales": scales.T,
             "g_idx": groups[back],
         }
-        return parts, _numbers(codes, scales, zeros)[:, back]
+        return parts, _numbers(codes, scales, zeros, group)[:, back]
 
     return pack
 

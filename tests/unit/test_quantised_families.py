@@ -3,7 +3,10 @@ transformers on the numbers that their codes stand for."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,11 @@ import torch
 from family_texts import one_thread
 from native_models import TOKENS, logits, open_native
 from quantised_families import (
+    FP8,
     LAYOUTS,
     Layout,
+    auto_round,
+    compressed,
     fp8_by_block,
     gptq,
     quantised,
@@ -26,11 +32,13 @@ from quantised_models import GPTQ, Tensors, rewritten, set_config
 from tiny_models import MIXTURES, TINY, one_by_one, tiny_model
 from transformers import AutoModelForCausalLM
 
-from outrider.kernels.program import Kind
+from outrider.kernels.program import Codes, Format, Kind
 from outrider.workers.errors import ModelError
+from outrider.workers.messages import ModelSpec
+from outrider.workers.models.formats.configuration import read_quantisation
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
-from outrider.workers.models.opening import check_weights
+from outrider.workers.models.opening import check_weights, open_model
 from outrider.workers.precisions import PRECISIONS
 
 DENSE = ("gemma4", "gemma4-by-layer", "ministral3", "apertus", "nanochat", "youtu-wide", "granite-hybrid", "jais2", "lfm2")
@@ -41,14 +49,10 @@ QUICK = [
     ("glm4-moe-lite", "compressed int4"),
     ("minimax-m2", "fp8 by block"),
     ("gemma4", "compressed fp8"),
-    ("gemma4-moe", "compressed int4"),
-    ("ministral3", "fp8, static"),
     ("glm4-moe", "awq"),
     ("deepseek-v3", "gptq, in activation order"),
-    ("hunyuan-moe", "auto-round, as gptq"),
     ("lfm2-moe", "auto-round, as awq"),
     ("ernie-moe", "compressed mxfp4"),
-    ("dots1", "compressed nvfp4"),
 ]
 # Relative to the largest logit: sums of fp32 in another order.
 BOUND = 1e-5
@@ -174,3 +178,178 @@ def test_a_router_and_a_head_may_be_quantised_too(layout: str, tmp_path: Path) -
     settings = LAYOUTS[layout].settings | {"ignore": [], "modules_to_not_convert": None}
     model = made(tmp_path, "glm4-moe", Layout(LAYOUTS[layout].pack, settings), chosen, vocab_size=208)
     check(model, kept="bf16" if layout.startswith("fp8") else "w8af32")
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq, in activation order", "fp8 by block"])
+def test_the_last_group_or_block_of_a_row_need_not_be_whole(layout: str, tmp_path: Path) -> None:
+    """DeepSeek-V2-Lite, GLM-4.5-Air and dots.llm1 have rows of 10,944, Gemma 4's mixture such of 704."""
+    packs = {
+        "gptq": (gptq(4, 1, group=128), GPTQ | {"group_size": 128}),
+        "gptq, in activation order": (gptq(4, 1, ordered=True, group=128), GPTQ | {"group_size": 128}),
+        "fp8 by block": (partial(fp8_by_block, block=128), FP8 | {"weight_block_size": [128, 128]}),
+    }
+    model = made(tmp_path, "dots1", Layout(*packs[layout]), lambda module: "layers.0.mlp.down_proj" in module)
+    kept = "bf16" if layout.startswith("fp8") else "w4abf16"
+    weights = [weight for weight in lay_out(model, PRECISIONS[kept]).program.weights if weight.storage is not None]
+    assert [(weight.columns, weight.group) for weight in weights] == [(192, 64)]
+    check(model, kept="bf16" if layout.startswith("fp8") else "w8af32")
+
+
+SEEING = {"gemma4-moe": ("gemma4", "model.language_model."), "ministral3": ("mistral3", "language_model.model.")}
+
+
+def inside_one_that_sees(model: Path, name: str) -> str:
+    """The same language model in such a checkpoint; what its names begin with."""
+    kind, prefix = SEEING[name]
+    config = json.loads((model / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    tied = {"tie_word_embeddings": config["tie_word_embeddings"]}
+    whole = {"model_type": kind, "vision_config": {}, "text_config": config, "quantization_config": settings} | tied
+    (model / "config.json").write_text(json.dumps(whole))
+    heads = {"lm_head.": f"{prefix.removesuffix('model.')}lm_head." if prefix.endswith("model.") else "lm_head."}
+
+    def renamed(tensors: Tensors) -> Tensors:
+        found = {}
+        for tensor, value in tensors.items():
+            head = next((new + tensor.removeprefix(old) for old, new in heads.items() if tensor.startswith(old)), "")
+            found[head or prefix + tensor.removeprefix("model.")] = value
+        return found | {"model.vision_tower.embeddings.weight": torch.zeros(2)}
+
+    rewritten(model, renamed)
+    return prefix
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_patterns_may_name_a_layer_as_a_model_that_sees_has_it(name: str, tmp_path: Path) -> None:
+    """Some of the layers in eight bits, others in four, and the rest as they were."""
+    four, eight = LAYOUTS["compressed int4"], compressed("pack-quantized", num_bits=8, strategy="group", group_size=32)
+
+    def pack(module: str, matrix: torch.Tensor) -> Any:
+        return (eight if ".layers.1." in module else four).pack(module, matrix)
+
+    (of_four,), (of_eight,) = (each.settings["config_groups"].values() for each in (four, eight))
+    prefix = SEEING[name][1]
+    groups = {
+        "a": of_eight | {"targets": [rf"re:{re.escape(prefix)}layers\.1\.(self_attn|mlp|experts)\..*"]},
+        "b": of_four | {"targets": [r"re:.*language_model.*layers\.[02345]\..*_proj$"]},
+    }
+    ignored = ["re:.*vision_tower.*", "re:.*language_model.*per_layer.*", f"{prefix}layers.0.router.proj"]
+    settings = four.settings | {"config_groups": groups, "ignore": ignored}
+    model = made(tmp_path, name, Layout(pack, settings), lambda module: usual(module) and "per_layer" not in module)
+    assert inside_one_that_sees(model, name) == prefix
+    check(model)
+    set_config(model, quantization_config=settings | {"ignore": [f"{prefix}layers.0.self_attn.q_proj"]})
+    with pytest.raises(ModelError, match=r'q_proj. .*is quantised, "ignore" in quantization_config says that it is not'):
+        check_weights(str(model), "native", precision="w4a8")
+
+
+def test_fp8_of_ministral_3_as_mistral_publishes_it(tmp_path: Path) -> None:
+    model = made(tmp_path, "ministral3", LAYOUTS["fp8, static"])
+    inside_one_that_sees(model, "ministral3")
+    assert read_model_info(str(model)).made_for == "bf16"
+    check(model, kept="bf16")
+
+
+def test_auto_round_says_of_layers_what_they_have_of_their_own(tmp_path: Path) -> None:
+    """More bits, smaller groups, or none of it: by name, and by pattern."""
+    layout = LAYOUTS["auto-round, as gptq"]
+    eight = auto_round(gptq(8, 1), "").pack
+    wide = auto_round(gptq(4, 1, group=96), "").pack
+
+    def pack(module: str, matrix: torch.Tensor) -> Any:
+        of_its_own = eight if module.endswith("0.self_attn.o_proj") else wide if "self_attn.q" in module else layout.pack
+        return of_its_own(module, matrix)
+
+    extra: dict[str, Any] = {
+        r".*self_attn\.q.*": {"group_size": 96},
+        r".*self_attn.*": {"bits": 2, "group_size": 64},
+        "model.layers.0.self_attn.o_proj": {"bits": 8},
+        r".*shared_expert.*": {"bits": 16, "data_type": "float"},
+        "lm_head": {},
+    }
+    settings = layout.settings | {"extra_config": extra}
+
+    def chosen(module: str) -> bool:
+        left = ("k_proj", "v_proj", "1.self_attn.o_proj")
+        return usual(module) and "shared_" not in module and not module.endswith(left)
+
+    model = made(tmp_path, "hunyuan-moe", Layout(pack, settings), chosen)
+    check(model)
+    found = open_model(ModelSpec(str(model), "native", "w4abf16", threads=1)).numeric_path["weights"]
+    assert found == "gptq, 4 bits, groups of 32 (36); gptq, 4 bits, groups of 96 (2); gptq, 8 bits, groups of 32 (1)"
+    set_config(model, quantization_config=settings | {"extra_config": {"model.layers.0.self_attn.q_proj": {"bits": 16}}})
+    with pytest.raises(ModelError, match=r'is quantised, "extra_config" in quantization_config says that it is not'):
+        check_weights(str(model), "native", precision="w4a8")
+
+
+AUTO_ROUND = LAYOUTS["auto-round, as gptq"].settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (AUTO_ROUND | {"act_bits": 8}, '"act_bits": 8: only weights that are quantised'),
+        (AUTO_ROUND | {"data_type": "mx_fp"}, '"data_type": .mx_fp.; int is known'),
+        (AUTO_ROUND | {"packing_format": "auto_round:llm_compressor"}, '"packing_format": .auto_round:llm_compressor.;'),
+        (AUTO_ROUND | {"packing_format": None}, 'has no "packing_format"'),
+        (AUTO_ROUND | {"rotation_config": {"hadamard_type": "random"}}, '"rotation_config", which is not known'),
+        (AUTO_ROUND | {"bits": 3}, '"bits": 3; 2, 4, 8 are known'),
+        (AUTO_ROUND | {"bits": 8, "packing_format": "auto_round:auto_awq"}, '"bits": 8; 4 is known'),
+        (AUTO_ROUND | {"extra_config": {"(": {"bits": 8}}}, "which is no pattern"),
+        (AUTO_ROUND | {"extra_config": {"a": {"bits": 8, "data_type": "mx_fp"}}}, '"data_type": .mx_fp.'),
+        ({"bits": 4, "group_size": 64}, 'no "quant_method", as MLX writes it'),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast"}, "only gemm is read"),
+    ],
+)
+def test_settings_that_are_not_honoured_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        read_quantisation({"quantization_config": settings}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "said"),
+    [
+        ("compressed nvfp4", {"group_size": 32}, "groups of 32 in nvfp4-pack-quantized; 16, symmetric, are read"),
+        ("compressed nvfp4", {"symmetric": False}, "groups of 16 in nvfp4-pack-quantized; 16, symmetric, are read"),
+        ("compressed nvfp4", {"type": "int"}, "whole numbers in nvfp4-pack-quantized"),
+        ("compressed mxfp4", {"num_bits": 6}, "floats of 6 bits in mxfp4-pack-quantized"),
+        ("compressed mxfp8", {"type": "int"}, "whole numbers in mxfp8-quantized"),
+        ("compressed int4", {"type": "float"}, "floats of 4 bits in pack-quantized"),
+    ],
+)
+def test_numbers_that_a_format_has_not_are_refused(layout: str, change: dict[str, Any], said: str) -> None:
+    settings = LAYOUTS[layout].settings
+    (group,) = settings["config_groups"].values()
+    changed = settings | {"config_groups": {"group_0": group | {"weights": group["weights"] | change}}}
+    with pytest.raises(ModelError, match=said):
+        read_quantisation({"quantization_config": changed}, "config.json")
+
+
+@pytest.mark.parametrize(("layout", "part"), [(f"compressed {kind}", 255) for kind in ("mxfp4", "mxfp8", "nvfp4")])
+def test_scales_that_are_no_numbers_are_refused(layout: str, part: int, tmp_path: Path) -> None:
+    model = made(tmp_path, "ministral3", LAYOUTS[layout])
+
+    def change(tensors: Tensors) -> Tensors:
+        tensors["model.layers.1.mlp.up_proj.weight_scale"].view(torch.uint8)[3, 1] = part
+        return tensors
+
+    rewritten(model, change)
+    with pytest.raises(ModelError, match=r"up_proj\.weight_scale. .*holds a scale that is not a finite number"):
+        open_native(model, "fp32")
+
+
+def test_floats_of_four_bits_with_scales_of_eight_run_dequantised(tmp_path: Path) -> None:
+    model = made(tmp_path, "ministral3", LAYOUTS["compressed nvfp4"])
+    assert read_model_info(str(model)).made_for == "bf16"
+    with pytest.raises(ModelError, match=r"q_proj.* cannot be kept as .*nvfp4.*--precision bf16 runs it"):
+        check_weights(str(model), "native", precision="w4a8")
+    assert lay_out(model, PRECISIONS["bf16"]).weights.startswith("dequantised from compressed-tensors nvfp4-pack-quantized")
+
+
+def test_floats_of_four_bits_under_powers_of_two_stay_packed(tmp_path: Path) -> None:
+    model = made(tmp_path, "ernie-moe", LAYOUTS["compressed mxfp4"])
+    assert read_model_info(str(model)).made_for == "w4abf16"
+    program = lay_out(model, PRECISIONS["w4abf16"]).program
+    experts = [program.weights[op.weight] for op in program.ops if op.kind is Kind.EXPERTS]
+    assert experts and {weight.stored.codes for weight in experts} == {Codes.E2M1}
+    assert {weight.format for weight in experts} == {Format.W4ABF16}

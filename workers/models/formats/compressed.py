@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from outrider.kernels.quantised import E4M3, QuantisedRows, Scheme, Values
 from outrider.workers.models.formats.gptq import group_order
 from outrider.workers.models.formats.matrix import Held, Parts, in_groups
-from outrider.workers.models.formats.raw import nibbles, powers_of_two, to_float32, unpacked
+from outrider.workers.models.formats.raw import POWERS_OF_TWO, nibbles, to_float32, unpacked
 
 SCALE_TYPES = ("F16", "BF16", "F32")
 # A scale that is a power of two, as its exponent in a byte.
@@ -144,7 +144,7 @@ class PlainMatrix:
     def rows(self, start: int, stop: int) -> QuantisedRows:
         codes = self.source.rows("weight", start, stop)
         stored = self.source.whole(self.scale)
-        values = powers_of_two(stored) if stored.dtype == np.uint8 else to_float32(stored)
+        values = POWERS_OF_TWO[stored] if stored.dtype == np.uint8 else to_float32(stored)
         scales = self.source.finite(self.scale, self._for_rows(values, start, stop))
         if self.scheme.values is Values.E4M3:
             if ((codes & 127) == 127).any():
@@ -202,7 +202,7 @@ class FourBitFloats:
         codes = nibbles(self.source.rows("weight_packed", start, stop))
         stored = self.source.rows("weight_scale", start, stop)
         if self.scheme.scale_type == "E8M0":
-            scales = powers_of_two(stored)
+            scales = POWERS_OF_TWO[stored]
         else:
             whole = self.source.scales("weight_global_scale")[0]
             with np.errstate(all="ignore"):  # what comes of it that is no number is refused

@@ -55,7 +55,8 @@ def read_quantisation(values: Mapping[str, Any], source: str) -> Quantisation | 
         "mxfp4": _mxfp4,
     }
     if method not in readers:
-        found = f'"quant_method" {quoted(method)}' if method else 'no "quant_method"'
+        of_mlx = ", as MLX writes it" if {"bits", "group_size"} <= set(section.values) else ""
+        found = f'"quant_method" {quoted(method)}' if method else f'no "quant_method"{of_mlx}'
         raise ModelError(f"{section.source} has {found}: of quantised checkpoints, {FORMATS} are read")
     return readers[method](section)
 

@@ -11,7 +11,7 @@ from outrider.kernels.quantised import QuantisedRows, Scheme, Values
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.experts import NAME
 from outrider.workers.models.formats.matrix import Parts
-from outrider.workers.models.formats.raw import RawTensors, nibbles, powers_of_two
+from outrider.workers.models.formats.raw import POWERS_OF_TWO, RawTensors, nibbles
 from outrider.workers.models.headers import quoted
 
 GROUP = 32
@@ -38,7 +38,7 @@ class ExpertMatrix:
 
     def rows(self, start: int, stop: int) -> QuantisedRows:
         codes = nibbles(self._of(self.blocks, start, stop).reshape(stop - start, -1))
-        scales = powers_of_two(self._of(self.scales, start, stop))
+        scales = POWERS_OF_TWO[self._of(self.scales, start, stop)]
         if not np.isfinite(scales).all():
             raise ModelError(f"{quoted(self.scales)} (mxfp4) holds a scale that is not a finite number")
         return QuantisedRows(SCHEME, codes, scales, np.zeros(scales.shape, np.uint8))

@@ -83,14 +83,8 @@ def to_float32(values: Array) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
-# Of an exponent in a byte: what stands for no number.
-NO_EXPONENT = 255
-
-
-def powers_of_two(exponents: Array) -> NDArray[np.float32]:
-    """What bytes stand for that are exponents of two (e8m0); what is no number as such."""
-    powers = np.ldexp(np.float32(1.0), exponents.astype(np.int32) - 127).astype(np.float32)
-    return np.where(exponents == NO_EXPONENT, np.float32(np.nan), powers)
+# What bytes stand for that are exponents of two (e8m0); the last one stands for no number.
+POWERS_OF_TWO = np.append(np.ldexp(np.float32(1.0), np.arange(-127, 128)), np.nan).astype(np.float32)
 
 
 def nibbles(words: Array) -> NDArray[np.uint8]:
