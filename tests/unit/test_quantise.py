@@ -449,6 +449,7 @@ def test_a_disk_that_is_full_is_one_sentence_and_the_same_command_goes_on(
         ("qwen3", {}),
         ("opt", {"ffn_dim": 192}),
         ("llama-tied-biased", {}),
+        ("youtu-wide", {"intermediate_size": 192, "q_lora_rank": 32, "v_head_dim": 32}),
     ],
 )
 @pytest.mark.parametrize("bits", [4, 8])
@@ -796,11 +797,19 @@ def test_matrices_that_lie_turned_round_are_refused_by_name(tmp_path: Path) -> N
         program_of(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "widths"), [("cohere", {"intermediate_size": 192}), ("codegen", {"n_inner": 192})])
+@pytest.mark.parametrize(
+    ("name", "widths"),
+    [
+        ("cohere", {"intermediate_size": 192}),
+        ("codegen", {"n_inner": 192}),
+        ("youtu-wide", {"intermediate_size": 192, "q_lora_rank": 32, "v_head_dim": 32}),
+    ],
+)
 def test_rows_that_rope_wants_in_another_order_come_quantised(
     name: str, widths: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Command R's norms of heads, which are one matrix, are written as one; CodeGen's heads lie in shares."""
+    """Command R's norms of heads, which are one matrix, are written as one; CodeGen's heads lie in shares, and
+    what latent attention multiplies heads by is left as it is."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     path, out = tmp_path / "model", tmp_path / "out"
     model = tiny_model(name, **widths)
