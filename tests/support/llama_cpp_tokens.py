@@ -118,12 +118,23 @@ def sentence_pieces() -> Vocabulary:
     return Vocabulary("llama", types, scores)
 
 
+def joined_pieces() -> Vocabulary:
+    """As sentencepiece's, with unions that are listed; line ends are joined with nothing else."""
+    pairs = ["h e", "t he", "\u2581 the", "1 2", "\u2581 \u2581", "l l", "H e", "\u2581 a", "\n \n"]
+    letters = {letter for pair in pairs for letter in pair.replace(" ", "")} | set("abo3.")
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *sorted(letters), *(pair.replace(" ", "") for pair in pairs)]
+    types = TYPES | {token: 6 if token.startswith("<0x") else 1 for token in tokens}
+    return Vocabulary("gpt2", types, merges=pairs)
+
+
 # By a name: the vocabulary, what the file's metadata adds to it, and the model's architecture.
 CASES: dict[str, tuple[Vocabulary, dict[str, Any], str]] = {
     "bytes, Llama 3": (byte_level(), {"pre": "llama-bpe"}, "llama"),
     "bytes, Llama 3, no first": (byte_level(), {"pre": "llama-bpe", "add_bos_token": False}, "llama"),
     "bytes, GPT-2": (byte_level(), {"pre": "gpt-2"}, "llama"),
     "bytes, framed": (byte_level(), {"pre": "qwen2", "add_bos_token": True, "add_eos_token": True}, "llama"),
+    "joined, Gemma 4": (joined_pieces(), {"pre": "gemma4"}, "llama"),
+    "joined, Sarvam": (joined_pieces(), {"pre": "sarvam-moe"}, "llama"),
     "pieces": (sentence_pieces(), {}, "llama"),
     "pieces, framed": (sentence_pieces(), {"add_bos_token": False, "add_eos_token": True}, "llama"),
     "pieces, no space first": (sentence_pieces(), {"add_space_prefix": False}, "llama"),

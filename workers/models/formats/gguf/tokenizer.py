@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Fast
 from transformers import PreTrainedTokenizerFast
 
@@ -27,6 +27,9 @@ NOT_DONE = (
 )
 # Where a file with sentencepiece's tokens does not name these, they are llama.cpp's.
 DEFAULT_IDS = {"bos": 1, "eos": 2}
+# Some cuts are no byte-level tokenizer's, whatever the file's kind.
+SARVAM = "sarvam-moe"
+JOINED = {"gemma4": "gemma4", SARVAM: SARVAM}
 # Of Phi 3's special tokens, all but these take the spaces and line ends behind them with them.
 PHI_3 = ("phi3", "phimoe")
 PHI_3_KEEPING_SPACES = ("<unk>", "<s>", "<|endoftext|>")
@@ -47,6 +50,9 @@ class _Parts:
         self.types = self._list("token_type", int) or [NORMAL] * len(self.tokens)
         if len(self.types) != len(self.tokens):
             raise self._refused(f"has {len(self.tokens):,} tokens and {len(self.types):,} types of them")
+        self.kind = self.values.get(f"{TOKENIZER}model")
+        if self.kind == "gpt2":
+            self.kind = JOINED.get(str(self.values.get(f"{TOKENIZER}pre")), self.kind)
 
     def _refused(self, what: str) -> ModelError:
         return ModelError(f"the tokenizer of {self.path} {what}")
@@ -58,19 +64,19 @@ class _Parts:
         return value
 
     def tokenizer(self) -> Any:
-        kind = self.values.get(f"{TOKENIZER}model")
         makers = {"gpt2": self._byte_level, "llama": self._sentence_pieces, "gemma4": self._joined_pieces}
-        if kind not in makers:
-            raise self._refused(f"is of the kind {quoted(kind)}; {', '.join(makers)} are known")
+        maker = self._joined_pieces if self.kind == SARVAM else makers.get(self.kind)
+        if maker is None:
+            raise self._refused(f"is of the kind {quoted(self.kind)}; {', '.join(makers)} are known")
         for key in NOT_DONE:
             if self.values.get(TOKENIZER + key):
                 raise self._refused(
                     f"asks for {quoted(TOKENIZER + key)}, which is not done here; run the model from its own files"
                 )
-        fast = makers[kind]()
+        fast = maker()
         self._add_special(fast)
         # Files that say no of Gemma 4 were made by a converter that was wrong.
-        starts = kind == "gemma4" or self._stated("add_bos_token", kind == "llama" or self._cut().begins)
+        starts = self.kind == "gemma4" or self._stated("add_bos_token", self._usually_starts())
         ends = self._stated("add_eos_token", False)
         self._frame(fast, self._named("bos") if starts else None, self._named("eos") if ends else None)
         names = {f"{role}_token": self._named(role) for role in ("bos", "eos")}
@@ -81,6 +87,9 @@ class _Parts:
             chat_template=self._templates(),
             **{role: name for role, name in names.items() if name is not None},
         )
+
+    def _usually_starts(self) -> bool:
+        return self._cut().begins if self.kind == "gpt2" else self.kind == "llama"
 
     def _templates(self) -> str | dict[str, str] | None:
         """The chat template, or several by name (``tool_use`` for rows with tools)."""
@@ -105,7 +114,7 @@ class _Parts:
     def _named(self, role: str) -> str | None:
         id_ = self.values.get(f"{TOKENIZER}{role}_token_id")
         if id_ is None:
-            default = DEFAULT_IDS.get(role) if self.values.get(f"{TOKENIZER}model") == "llama" else None
+            default = DEFAULT_IDS.get(role) if self.kind == "llama" else None
             controls = default is not None and default < len(self.tokens) and self.types[default] == CONTROL
             return str(self.tokens[default]) if default is not None and controls else None
         if type(id_) is not int or not 0 <= id_ < len(self.tokens):
@@ -148,12 +157,14 @@ class _Parts:
         return found
 
     def _joined_pieces(self) -> Fast:
-        """Gemma 4's: spaces are letters, and unions are listed as byte-level tokenizers list theirs."""
+        """Gemma 4's and Sarvam's: spaces are letters, and unions are listed as byte-level tokenizers list theirs."""
         model = models.BPE(
             self._vocabulary(), self._stated_merges(), unk_token=self._named("unknown"), fuse_unk=True, byte_fallback=True
         )
         fast = Fast(model)
         fast.normalizer = normalizers.Replace(" ", "▁")
+        if self.kind == SARVAM:
+            fast.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
         fast.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
         return fast
 
@@ -178,7 +189,7 @@ class _Parts:
         return fast
 
     def _add_special(self, fast: Fast) -> None:
-        phi_3 = self.values.get("general.architecture") in PHI_3 and self.values.get(f"{TOKENIZER}model") == "llama"
+        phi_3 = self.values.get("general.architecture") in PHI_3 and self.kind == "llama"
         special, users = [], []
         for token, type_ in zip(self.tokens, self.types, strict=True):
             listed = type_ in (CONTROL, UNKNOWN, USER_DEFINED)
@@ -198,10 +209,8 @@ class _Parts:
         pieces = [*([first] if first else []), "$A", *([last] if last else [])]
         ids = [(token, self.tokens.index(token)) for token in {first, last} if token is not None]
         frame = processors.TemplateProcessing(single=" ".join(pieces), special_tokens=ids)
-        byte_level = self.values.get(f"{TOKENIZER}model") == "gpt2"
-        fast.post_processor = (
-            processors.Sequence([processors.ByteLevel(trim_offsets=False), frame]) if byte_level else frame
-        )
+        byte_level = processors.ByteLevel(trim_offsets=False)
+        fast.post_processor = processors.Sequence([byte_level, frame]) if self.kind == "gpt2" else frame
 
 
 def _merges(vocabulary: dict[str, int], scores: dict[str, float]) -> list[tuple[str, str]]:
