@@ -165,11 +165,52 @@ class Builder:
         self._ops.append(Op(Kind.XIELU, x, output=output, weight=self._vector(numbers)))
         return output
 
-    def scale(self, x: Slice, factor: Tensor | float) -> Slice:
-        """``x`` times a number, which the checkpoint may hold."""
-        output = self._buffer(x.width)
+    def scale(
+        self, x: Slice, factor: Tensor | float, *, residual: Slice | None = None, output: Slice | None = None
+    ) -> Slice:
+        """``x`` times a number, which the checkpoint may hold, plus ``residual``; written to ``output`` where given."""
+        output = output or self._buffer(x.width)
         weight = self._constants([factor]) if isinstance(factor, float) else self._vector([factor])
-        self._ops.append(Op(Kind.SCALE, x, output=output, weight=weight))
+        self._ops.append(Op(Kind.SCALE, x, residual=residual or ABSENT, output=output, weight=weight))
+        return output
+
+    def scale_columns(self, x: Slice, factors: Tensor) -> Slice:
+        """``x``, each column times its own factor."""
+        output = self._buffer(x.width)
+        if factors.count != x.width:
+            raise ValueError(f"{factors.name} has {factors.count} factors for {x.width} columns")
+        self._ops.append(Op(Kind.SCALE, x, output=output, weight=self._vector([factors]), integer=1))
+        return output
+
+    def cut(self, x: Slice, deviations: float) -> None:
+        """How far ``x`` lies above its mean plus so many of its standard deviations, 0 where it does not; in place."""
+        self._ops.append(Op(Kind.CUT, x, output=x, scale=deviations))
+
+    def blend(self, x: Slice, coefficients: Slice, *, vectors: int, residual: Slice | None = None) -> Slice:
+        """Sums of the ``vectors`` that lie side by side in ``x``, each times a coefficient, plus ``residual``.
+
+        There are as many sums as ``coefficients`` [sums, vectors], which are each token's own.
+        """
+        width, sums = x.width // vectors, coefficients.width // vectors
+        if x.width % vectors or coefficients.width % vectors:
+            raise ValueError(f"{coefficients.width} coefficients of {vectors} vectors in {x.width} columns")
+        output = self._buffer(sums * width)
+        op = Op(Kind.BLEND, x, key=coefficients, residual=residual or ABSENT, output=output, heads=vectors)
+        self._ops.append(op)
+        return output
+
+    def match(
+        self, x: Slice, model: Slice, *, epsilon: float, residual: Slice | None = None, output: Slice | None = None
+    ) -> Slice:
+        """The vectors that lie side by side in ``x``, each made as long as ``model``, plus ``residual``.
+
+        A mean square of less than ``epsilon`` counts as that.
+        """
+        if x.width % model.width:
+            raise ValueError(f"vectors of {model.width} columns in {x.width}")
+        output, vectors = output or self._buffer(x.width), x.width // model.width
+        op = Op(Kind.MATCH, x, key=model, residual=residual or ABSENT, output=output, heads=vectors, epsilon=epsilon)
+        self._ops.append(op)
         return output
 
     def linear(
@@ -178,6 +219,7 @@ class Builder:
         matrices: Sequence[Tensor],
         *,
         biases: Sequence[Tensor] = (),
+        shift: float = 0.0,
         activation: Activation = Activation.NONE,
         residual: Slice | None = None,
         precision: Format | None = None,
@@ -186,7 +228,8 @@ class Builder:
     ) -> Slice:
         """``activation(x W^T + b) * scale + residual``, the matrices stacked: their outputs lie side by side in the result.
 
-        ``cap`` (0: none) bounds what is scaled softly: cap * tanh(y / cap); of the activation CLIP it is the bound.
+        Without ``biases`` all of b is ``shift``. ``cap`` (0: none) bounds what is scaled softly: cap * tanh(y / cap); of
+        the activation CLIP it is the bound.
         """
         _check_columns(x.width, matrices)
         output = self._buffer(sum(matrix.count for matrix in matrices))
@@ -197,6 +240,7 @@ class Builder:
             indices = list(run)
             stacked = [matrices[index] for index in indices]
             width = sum(matrix.count for matrix in stacked)
+            constant = self._constants([shift] * width) if shift else -1
             self._ops.append(
                 Op(
                     Kind.LINEAR,
@@ -204,7 +248,7 @@ class Builder:
                     residual=residual.part(first, width) if residual else ABSENT,
                     output=output.part(first, width),
                     weight=self._matrix(stacked, kept, gated=False),
-                    bias=self._vector([biases[index] for index in indices]) if biases else -1,
+                    bias=self._vector([biases[index] for index in indices]) if biases else constant,
                     activation=activation,
                     scale=scale,
                     cap=cap,

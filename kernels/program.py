@@ -123,6 +123,9 @@ class Kind(IntEnum):
     SCALE = 19
     XIELU = 20
     HEADS = 21
+    CUT = 22
+    BLEND = 23
+    MATCH = 24
 
 
 # A row has a state of each of these, which no truncation brings back: kernels/src/recurrence.h says what serves instead.
@@ -312,7 +315,10 @@ class Program:
         """
         routers: set[int] = set()
         writer: dict[int, int] = {}
+        before: dict[int, int] = {}
         for op in self.ops:
+            if op.kind is Kind.LINEAR:
+                before[op.weight] = writer[op.input.buffer]
             if op.kind is Kind.ROUTE:
                 routers.add(writer[op.input.buffer])
             elif op.kind is Kind.GATE and op.key.width == 1:
@@ -321,6 +327,9 @@ class Program:
                 routers.add(writer[op.residual.buffer])
             elif op.kind is Kind.HEADS:
                 routers |= set(range(op.weight, op.weight + op.heads))
+            elif op.kind is Kind.BLEND:
+                # Of its coefficients, and of what these are made from.
+                routers |= {coefficients := writer[op.key.buffer], before[coefficients]}
             writer[op.output.buffer] = op.weight
         return all(
             weight.table or weight.format.integer or (weight.format is Format.FP32 and number in routers)

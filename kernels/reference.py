@@ -102,7 +102,8 @@ class ReferenceModel:
             return np.asarray(gated if residual is None else gated + residual)
         if op.kind is Kind.SCALE:
             factors = self.weights[op.weight][0, : self.program.weights[op.weight].columns]
-            scaled = x * factors[np.minimum(positions // op.window if op.window else 0 * positions, len(factors) - 1), None]
+            places = np.minimum(positions // op.window if op.window else 0 * positions, len(factors) - 1)
+            scaled = x * (factors if op.integer else factors[places, None])
             return np.asarray(scaled if residual is None else scaled + residual)
         if op.kind is Kind.XIELU:
             return _xielu(x, *self.weights[op.weight][0, :4])
@@ -111,6 +112,12 @@ class ReferenceModel:
             return _rope(op, x, self.weights[op.bias if long else op.weight][0])
         if op.kind is Kind.HEADS:
             return self._heads(op, x)
+        if op.kind is Kind.CUT:
+            least = x.mean(axis=1, keepdims=True) + np.float32(op.scale) * x.std(axis=1, keepdims=True)
+            return np.asarray(np.maximum(0, x - least))
+        if op.kind in (Kind.BLEND, Kind.MATCH):
+            made = (_blend if op.kind is Kind.BLEND else _match)(op, x, _read(buffers, op.key))
+            return made if residual is None else made + residual
         key, value = _read(buffers, op.key), _read(buffers, op.value)
         if self.program.cache is Cache.BF16:
             key, value = _bf16(key), _bf16(value)
@@ -286,6 +293,18 @@ def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
         total = np.maximum(total, np.float32(op.epsilon))
     shared = op.integer not in (Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SOFTMAX_GROUPS)
     return np.concatenate([best, (weights / total if shared else weights) * np.float32(op.scale)], axis=1)
+
+
+def _blend(op: Op, x: Array, coefficients: Array) -> Array:
+    vectors, sums = x.reshape(len(x), op.heads, -1), coefficients.reshape(len(x), -1, op.heads)
+    return np.asarray(sums @ vectors).reshape(len(x), -1)
+
+
+def _match(op: Op, x: Array, model: Array) -> Array:
+    vectors = x.reshape(len(x), op.heads, -1)
+    own = np.maximum((vectors * vectors).mean(axis=2, keepdims=True), np.float32(op.epsilon))
+    wanted = (model * model).mean(axis=1)[:, None, None]
+    return np.asarray(vectors * np.sqrt(wanted / own)).reshape(x.shape)
 
 
 def _mix_sparsely(op: Op, scores: Array) -> Array:

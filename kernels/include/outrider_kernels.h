@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 28
+#define OUTRIDER_ABI 29
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -99,11 +99,15 @@ enum outrider_operation {
   OUTRIDER_CONVOLVE =
       17, /* in = in * key; out = activation(sum over a token and those before it of in * weight + bias) * value */
   OUTRIDER_DELTA = 18, /* the gated delta rule: in = queries, key, value, residual = gates; writes over all of them */
-  OUTRIDER_SCALE = 19, /* out = in * an element of weight + residual */
+  OUTRIDER_SCALE = 19, /* out = in * an element of weight, or column by column * weight, + residual */
   OUTRIDER_XIELU =
       20, /* out = weight's p * in^2 + beta * in where in is positive, else (e^min(in, epsilon) - 1 - in) * n + beta * in */
   OUTRIDER_HEADS =
-      21 /* out = for each head its first columns of in, then the product of its last ones with a matrix of its own */
+      21, /* out = for each head its first columns of in, then the product of its last ones with a matrix of its own */
+  OUTRIDER_CUT = 22, /* out = how far in lies above its mean plus scale times its standard deviation; 0 where it does not */
+  OUTRIDER_BLEND =
+      23, /* out = vectors, each the sum of in's vectors times coefficients of the token's own, key, + residual */
+  OUTRIDER_MATCH = 24 /* out = in's vectors, each made as long as key, + residual */
 };
 
 enum outrider_activation {
@@ -210,12 +214,17 @@ typedef struct outrider_quantised {
  *              `window` tokens), weight: a score for each head that belongs to no token (a sink), or -1. Several operations may share
  *              the cache of one layer: with the same key and value, kv_heads and head_size. Of value and out a head may have
  *              another size, a multiple of 8
- *   SCALE      in, out, residual, weight: a vector; window: 0: its first element, else element position / window, at most the last: that
- *              comes before select
+ *   SCALE      in, out, residual, weight: a vector; integer: 1: each column is multiplied by its own element; 0: all by one. window: 0: the
+ *              first, else element position / window, at most the last: that comes before select
  *   XIELU      in, out, weight: a vector of four: p and n are softplus(its first) and beta + softplus(its second), then beta and epsilon
  *   HEADS      in, out [heads, columns], weight: that of the first head, the others' follow, all of one shape [rows, columns] and
  *              storage; of a head as many columns of in as a matrix has are multiplied, the last ones, and what stands before them
- *              stands before the product too */
+ *              stands before the product too
+ *   CUT        in, out, scale. The standard deviation is that of the columns themselves, not an estimate from a sample
+ *   BLEND      in [heads, columns], key [vectors of out, heads], out [.., columns], residual (as wide as out): vector v of out is the sum over
+ *              h of key[v][h] * in[h], + residual's
+ *   MATCH      in [heads, columns], key [columns], out and residual as wide as in, epsilon: a vector times the root of key's mean square over
+ *              that of its own, which counts as epsilon where it is less */
 typedef struct outrider_op {
   int32_t kind;
   outrider_slice in;

@@ -134,6 +134,7 @@ struct Engine {
   bool are_alike(int32_t weight, int32_t count) const;
   int32_t check_choice(const outrider_op &op) const;
   int32_t check_slice(const outrider_slice &slice, int width, const char *what) const;
+  int32_t check_vectors(const outrider_op &op) const;
   int32_t check_convolution(const outrider_op &op) const;
   int32_t plan_cache(int layers, int64_t limit);
   int32_t plan_recurrence();

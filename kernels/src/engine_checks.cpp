@@ -109,6 +109,33 @@ int32_t Engine::check_choice(const outrider_op &op) const {
   return OUTRIDER_OK;
 }
 
+// What works on vectors that lie side by side: `heads` of them in the input.
+int32_t Engine::check_vectors(const outrider_op &op) const {
+  const bool blends = op.kind == OUTRIDER_BLEND;
+  if (op.heads < 1 || op.in.width < op.heads || op.in.width % op.heads || !(op.epsilon >= 0.0f))
+    return fail(OUTRIDER_INVALID, "vectors side by side are of one width");
+  const int64_t width = op.in.width / op.heads, written = op.out.width / width;
+  const int64_t of_key = blends ? written * op.heads : width;
+  if (of_key != op.key.width || op.out.width % width || (!blends && op.out.width != op.in.width))
+    return fail(OUTRIDER_INVALID, "%s",
+                blends ? "a blend needs a coefficient for each vector of its input and its output"
+                       : "vectors are matched with one of their width");
+  for (const outrider_slice *slice : {&op.in, &op.key, &op.out, &op.residual}) {
+    if (slice->buffer < 0 && slice == &op.residual) continue;
+    const int width_of_slice = slice == &op.residual ? op.out.width : slice->width;
+    const int32_t status = check_slice(*slice, width_of_slice, "vectors side by side");
+    if (status != OUTRIDER_OK) return status;
+  }
+  // Threads may write one vector while others read for the next.
+  const auto meets_output = [&](const outrider_slice &slice) {
+    return slice.buffer == op.out.buffer && slice.offset < op.out.offset + op.out.width &&
+           op.out.offset < slice.offset + slice.width;
+  };
+  if (meets_output(op.key) || (blends && meets_output(op.in)))
+    return fail(OUTRIDER_INVALID, "what makes several vectors cannot write over it");
+  return OUTRIDER_OK;
+}
+
 int32_t Engine::check_convolution(const outrider_op &op) const {
   if (op.weight < 0) return fail(OUTRIDER_INVALID, "a convolution needs taps");
   const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
@@ -260,8 +287,9 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "gate residual");
       break;
     case OUTRIDER_SCALE:
-      refuse(!weight || !is_vector(*weight, 1), "scale needs a vector of factors");
-      refuse(op.window < 0 || (op.window > 0 && behind), "factors by position come before select");
+      refuse(op.integer < 0 || op.integer > 1, "scale takes one factor, or one for each column");
+      refuse(!weight || !is_vector(*weight, op.integer == 1 ? op.out.width : 1), "scale needs a vector of factors");
+      refuse(op.window < 0 || (op.window > 0 && (behind || op.integer)), "factors by position come before select");
       check(op.in, op.out.width, "what is scaled");
       check(op.out, op.out.width, "scale's output");
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "scale's residual");
@@ -270,6 +298,15 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       refuse(!weight || !is_vector(*weight, 4), "xIELU needs a vector of four numbers");
       check(op.in, op.out.width, "what xIELU reads");
       check(op.out, op.out.width, "what xIELU writes");
+      break;
+    case OUTRIDER_CUT:
+      check(op.in, op.out.width, "what is cut");
+      check(op.out, op.out.width, "what is left of it");
+      break;
+    case OUTRIDER_BLEND:
+    case OUTRIDER_MATCH:
+      if (status == OUTRIDER_OK) status = check_vectors(op);
+      refuse(behind && !holds_selected(op.key), "behind select an operation reads positions that were not selected");
       break;
     case OUTRIDER_CONVOLVE:
       if (status == OUTRIDER_OK) status = check_convolution(op);

@@ -343,6 +343,12 @@ struct Kernels {
   float (*logistic)(float x);
   void (*scaled)(const float *x, float factor, const float *added, float *out, int width);
   void (*xielu)(const float *x, const Xielu &task, float *out, int width);
+  // How far x lies above its mean plus so many of its standard deviations; 0 where it does not.
+  void (*cut)(const float *x, float deviations, float *out, int width);
+  // The sum of `count` vectors, one behind the other, each times its coefficient, plus what is added (or null).
+  void (*blend)(const float *vectors, int count, const float *coefficients, const float *added, float *out, int width);
+  // x times the root of the mean square of `model` over that of its own, which is `least` at least, plus what is added (or null).
+  void (*match)(const float *x, const float *model, float least, const float *added, float *out, int width);
   // Of `count` vectors, `stride` floats from one to the next, the product of each with x.
   void (*products)(const float *vectors, int64_t stride, int count, const float *x, int width, float *out);
   void (*store_cache)(const CacheView &cache, int position, const float *key, const float *value, int head_size,

@@ -167,10 +167,12 @@ void Pass::scale(const outrider_op &op, Rows rows, int thread) {
   const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
   share(rows, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
+      const float *const x = engine.buffer(op.in) + t * engine.stride(op.in);
+      const float *const added = residual ? residual + t * residual_stride : nullptr;
+      float *const out = engine.buffer(op.out) + t * engine.stride(op.out);
       const int32_t place = op.window ? std::min(position[static_cast<size_t>(t)] / op.window, weight.columns - 1) : 0;
-      engine.kernels->scaled(engine.buffer(op.in) + t * engine.stride(op.in), factors[place],
-                             residual ? residual + t * residual_stride : nullptr,
-                             engine.buffer(op.out) + t * engine.stride(op.out), op.out.width);
+      if (op.integer) engine.kernels->gated_by(x, factors, OUTRIDER_NONE, added, out, op.out.width);
+      else engine.kernels->scaled(x, factors[place], added, out, op.out.width);
     }
   });
 }
@@ -184,6 +186,43 @@ void Pass::xielu(const outrider_op &op, Rows rows, int thread) {
     for (int64_t t = first; t < last; ++t)
       engine.kernels->xielu(engine.buffer(op.in) + t * engine.stride(op.in), task,
                             engine.buffer(op.out) + t * engine.stride(op.out), op.out.width);
+  });
+}
+
+void Pass::cut(const outrider_op &op, Rows rows, int thread) {
+  share(rows, thread, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t)
+      engine.kernels->cut(engine.buffer(op.in) + t * engine.stride(op.in), op.scale,
+                          engine.buffer(op.out) + t * engine.stride(op.out), op.out.width);
+  });
+}
+
+void Pass::blend(const outrider_op &op, Rows rows, int thread) {
+  const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
+  const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
+  const int width = op.in.width / op.heads, vectors = op.out.width / width;
+  share(static_cast<int64_t>(rows.count) * vectors, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t t = rows.first + item / vectors, vector = item % vectors, at = vector * width;
+      engine.kernels->blend(engine.buffer(op.in) + t * engine.stride(op.in), op.heads,
+                            engine.buffer(op.key) + t * engine.stride(op.key) + vector * op.heads,
+                            residual ? residual + t * residual_stride + at : nullptr,
+                            engine.buffer(op.out) + t * engine.stride(op.out) + at, width);
+    }
+  });
+}
+
+void Pass::match(const outrider_op &op, Rows rows, int thread) {
+  const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
+  const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
+  share(static_cast<int64_t>(rows.count) * op.heads, thread, [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t t = rows.first + item / op.heads, at = item % op.heads * op.key.width;
+      engine.kernels->match(engine.buffer(op.in) + t * engine.stride(op.in) + at,
+                            engine.buffer(op.key) + t * engine.stride(op.key), op.epsilon,
+                            residual ? residual + t * residual_stride + at : nullptr,
+                            engine.buffer(op.out) + t * engine.stride(op.out) + at, op.key.width);
+    }
   });
 }
 
@@ -334,6 +373,12 @@ void Pass::run_op(size_t index, const Part &part, Rows rows, AttentionBeside *be
       return xielu(op, rows, thread);
     case OUTRIDER_HEADS:
       return multiply_heads(op, index, part, rows, thread);
+    case OUTRIDER_CUT:
+      return cut(op, rows, thread);
+    case OUTRIDER_BLEND:
+      return blend(op, rows, thread);
+    case OUTRIDER_MATCH:
+      return match(op, rows, thread);
     case OUTRIDER_CONVOLVE:
       return convolve(op, index, thread);
     case OUTRIDER_DELTA:

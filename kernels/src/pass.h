@@ -108,6 +108,9 @@ struct Pass {
   void gate(const outrider_op &op, Rows rows, int thread);
   void scale(const outrider_op &op, Rows rows, int thread);
   void xielu(const outrider_op &op, Rows rows, int thread);
+  void cut(const outrider_op &op, Rows rows, int thread);
+  void blend(const outrider_op &op, Rows rows, int thread);
+  void match(const outrider_op &op, Rows rows, int thread);
   double softplus(double x) const;
   void multiply_heads(const outrider_op &op, size_t index, const Part &part, Rows rows, int thread);
   // Where inputs of several matrices like this one go.

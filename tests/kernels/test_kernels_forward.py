@@ -320,6 +320,52 @@ def test_factors_by_position_bounds_and_xielu_that_make_no_sense_are_refused():
             Packed(program, model.memory).model()
 
 
+def test_vectors_side_by_side_that_make_no_sense_are_refused():
+    model = packed(SHAPES["streams"], Format.FP32)
+    ops, widths = list(model.program.ops), model.program.buffers
+    at_blend, at_match, at_cut = (
+        next(index for index, op in enumerate(ops) if op.kind is kind) for kind in (Kind.BLEND, Kind.MATCH, Kind.CUT)
+    )
+    blend, match, cut = ops[at_blend], ops[at_match], ops[at_cut]
+    columns = next(index for index, op in enumerate(ops) if op.kind is Kind.SCALE and op.integer)
+    one_factor, width = next(op.weight for op in ops if op.kind is Kind.SCALE), match.key.width
+    select = next(op for op in ops if op.kind is Kind.SELECT and op.input.width >= width)
+    selected = select.output.part(0, width)
+    behind = replace(match, heads=1, input=selected, key=select.input.part(0, width), output=selected)
+    for at, changed, sentence in [
+        (at_blend, replace(blend, heads=0), "vectors side by side are of one width"),
+        (at_blend, replace(blend, heads=blend.heads + 4), "vectors side by side are of one width"),
+        (
+            at_blend,
+            replace(blend, key=replace(blend.key, width=blend.key.width - 1)),
+            "a coefficient for each vector",
+        ),
+        (at_blend, replace(blend, output=blend.output.part(0, width + 1)), "a coefficient for each vector"),
+        (at_blend, replace(blend, output=blend.input), "what makes several vectors cannot write over it"),
+        (at_blend, replace(blend, residual=blend.input.part(0, width)), "vectors side by side has"),
+        (at_match, replace(match, key=match.key.part(0, width - 1)), "matched with one of their width"),
+        (at_match, replace(match, output=match.output.part(0, width)), "matched with one of their width"),
+        (
+            at_match,
+            replace(match, key=match.output.part(0, width)),
+            "what makes several vectors cannot write over it",
+        ),
+        (at_match, replace(match, epsilon=-1.0), "vectors side by side are of one width"),
+        (at_match, replace(match, key=replace(match.key, buffer=len(widths))), "do not exist"),
+        (
+            1 + max(index for index, op in enumerate(ops) if op.kind is Kind.SELECT),
+            behind,
+            "reads positions that were not selected",
+        ),
+        (at_cut, replace(cut, input=cut.input.part(0, 9)), "what is cut has 9 columns"),
+        (columns, replace(ops[columns], integer=2), "scale takes one factor, or one for each column"),
+        (columns, replace(ops[columns], window=4), "factors by position come before select"),
+        (columns, replace(ops[columns], weight=one_factor), "scale needs a vector of factors"),
+    ]:
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
+
+
 def system_can_populate() -> bool:
     with mmap.mmap(-1, mmap.PAGESIZE) as memory:
         try:

@@ -85,6 +85,10 @@ def edits(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     rope = config.get("rope_parameters")
     if isinstance(rope, dict) and "rope_type" in rope:
         yield from _ropes(rope)
+    elif rope:  # by type of layer
+        for scaling in SCALINGS:
+            yield {"rope_scaling": scaling}
+            yield {"rope_parameters": GONE, "rope_scaling": scaling}
 
 
 def _other_values(key: str, value: Any) -> list[Any]:

@@ -26,6 +26,7 @@ class Shape:
     ``clipped``: queries, keys and values within a bound, queries times factors by position, and xIELU.
     ``value``: columns of a head's values, which have a size of their own; eight of a key's columns are the same for all
     heads then, and have rope.
+    ``streams``: so many vectors side by side, of which a layer works on the second, with gates that are mostly closed.
     """
 
     style: str = "llama"
@@ -48,6 +49,7 @@ class Shape:
     shared: bool = False
     clipped: bool = False
     value: int = 0
+    streams: int = 0
 
 
 LLAMA = Shape()
@@ -68,7 +70,11 @@ CLAMPED = Shape(
     width=128, heads=4, kv_heads=2, inner=96, group=32, experts=20, chosen=2, activation=Activation.CLAMPED_SWIGLU
 )
 CLIPPED = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, vocabulary=101, clipped=True)
+STREAMS = Shape(
+    width=160, heads=4, kv_heads=2, inner=136, group=32, vocabulary=97, activation=Activation.GELU_TANH, streams=3
+)
 SHAPES = {
+    "streams": STREAMS,
     "shared": SHARED,
     "clipped": CLIPPED,
     "hybrid": HYBRID,
@@ -90,6 +96,8 @@ SHAPES = {
 
 def build(shape: Shape, precision: Format) -> Program:
     builder = Builder(shape.vocabulary, shape.context, precision, shape.group)
+    if shape.streams:
+        return _streams(builder, shape)
     width, head = shape.width, shape.width // shape.heads
     kv_width = shape.kv_heads * head
     opt, qwen = shape.style == "opt", shape.style == "qwen"
@@ -170,6 +178,51 @@ def build(shape: Shape, precision: Format) -> Program:
     x = norm(x, "norm")
     bounds: dict[str, Any] = dict(scale=0.25, cap=4.0) if shape.capped else {}
     return builder.finish(builder.linear(x, [Tensor("head", (shape.vocabulary, width))], **bounds))
+
+
+def _streams(builder: Builder, shape: Shape) -> Program:
+    width, inner, count, head = shape.width, shape.inner, shape.streams, shape.width // shape.heads
+    names, kv_width = ("q", "k", "v"), shape.kv_heads * head
+
+    def norm(x: Slice, name: str, residual: Slice | None = None) -> Slice:
+        return builder.norm(x, Tensor(name, (width,)), kind=Norm.RMS, epsilon=1e-5, residual=residual)
+
+    def coefficients(x: Slice, name: str, sums: int, shift: float = 0.0) -> Slice:
+        seen = builder.linear(norm(x, name + "norm"), [Tensor(name + "seen", (5, width))], precision=Format.FP32, cap=1.0)
+        return builder.linear(seen, [Tensor(name, (sums, 5))], shift=shift, precision=Format.FP32, scale=0.4)
+
+    first = builder.embed(Tensor("embed", (shape.vocabulary, width)))
+    x = builder.room(count * width)
+    builder.scale(first, 0.75, output=x.part(0, width))
+    others = builder.linear(first, [Tensor(f"begin.{stream}", (width, width)) for stream in range(1, count)])
+    builder.match(others, first, epsilon=1e-5, output=x.part(width, (count - 1) * width))
+    for layer in range(shape.layers):
+        at = f"{layer}."
+        x = builder.blend(x, coefficients(x.part(width, width), at + "predict", count**2), vectors=count, residual=x)
+        one = x.part(width, width)
+        h = norm(one, at + "norm1")
+        matrices = [Tensor(at + name, (size, width)) for name, size in zip(names, (width, kv_width, kv_width), strict=True)]
+        q, k, v = builder.linear(h, matrices).split(width, kv_width, kv_width)
+        sizes: dict[str, Any] = dict(heads=shape.heads, kv_heads=shape.kv_heads, window=shape.window)
+        a = builder.linear(builder.attention(q, k, v, **sizes), [Tensor(at + "o", (width, width))], residual=one)
+        h = norm(a, at + "norm2")
+        gate, up = builder.linear(h, [Tensor(at + name, (inner, width)) for name in ("gate", "up")]).split(inner, inner)
+        builder.cut(gate, 0.75)
+        m = builder.linear(builder.gate(up, gate, activation=shape.activation), [Tensor(at + "down", (width, inner))])
+        a = builder.scale(m, 0.5, residual=a)
+        missed = builder.scale(one, -1.0, residual=a)
+        x = builder.blend(missed, coefficients(a, at + "correct", count, 1.0), vectors=1, residual=x)
+        y = builder.scale_columns(x.part(width, width), Tensor(at + "columns", (width,)))
+        last = x.part((count - 1) * width, width)
+        builder.scale(norm(y, at + "norm3"), 1.0, residual=last, output=last)
+    first, *rest = x.split(*[width] * count)
+    total = first
+    for number, stream in enumerate(rest):
+        total = builder.match(
+            builder.linear(stream, [Tensor(f"end.{number}", (width, width))]), first, epsilon=1e-5, residual=total
+        )
+    total = norm(builder.scale(total, 1 / count), "norm")
+    return builder.finish(builder.linear(total, [Tensor("head", (shape.vocabulary, width))]))
 
 
 def _latent(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:

@@ -90,6 +90,21 @@ GEMMA4 = LLAMA | {
     "vocab_size_per_layer_input": 407,
     "final_logit_softcapping": 3.0,
 }
+# The last two layers read the keys and values of the first and the third; tokens from 190 on are not in the layers' table.
+GEMMA3N: dict[str, Any] = LLAMA | {
+    "num_hidden_layers": 5,
+    "intermediate_size": [208, 144, 208, 208, 104],
+    "num_attention_heads": 4,
+    "head_dim": 24,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 190,
+    "laurel_rank": 12,
+    "activation_sparsity_pattern": [0.8, 0.0, 0.95, 0.3, 0.0],
+    "final_logit_softcapping": 3.0,
+}
 # Values of another size than keys, of which a part has rope.
 LATENT: dict[str, Any] = LLAMA | {
     "num_key_value_heads": 6,
@@ -146,6 +161,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
             "tie_word_embeddings": False,
         },
+    ),
+    "gemma3n": ("gemma3n_text", GEMMA3N),
+    "gemma3n-plain": (
+        "gemma3n_text",
+        GEMMA3N
+        | {"num_kv_shared_layers": 0, "activation_sparsity_pattern": None, "layer_types": None, "intermediate_size": 104}
+        | {"altup_num_inputs": 3, "altup_active_idx": 1, "attention_bias": True, "tie_word_embeddings": False}
+        | {"vocab_size_per_layer_input": 407},
     ),
     "gemma4": ("gemma4_text", GEMMA4),
     "gemma4-plain": (
@@ -635,12 +658,14 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
                 # Gemma's norms multiply by 1 + w, and those of delta nets' families but for the one behind the state.
                 centred = (
                     kind.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5"))
-                    and not kind.startswith("gemma4")
+                    and not kind.startswith(("gemma3n", "gemma4"))
                     and "linear_attn" not in parameter_name
                 )
                 one = parameter_name.endswith(("weight", "scale")) and not centred
                 parameter.add_(1.0 if one else 0.0)
-            if kind.startswith("gemma4") and "q_norm" in parameter_name:
+            if parameter_name.endswith("correct_output_scale"):
+                parameter.add_(1.0)
+            if kind.startswith(("gemma3n", "gemma4")) and "q_norm" in parameter_name:
                 # Nothing else scales its scores.
                 parameter.mul_(parameter.shape[0] ** -0.5)
             if parameter_name.endswith("A_log"):

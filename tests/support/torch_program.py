@@ -115,7 +115,8 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             return x * (ACTIVATIONS | {Activation.SIGMOID: torch.sigmoid})[op.activation](read(op.key))
         case Kind.SCALE:
             places = torch.arange(len(tokens)) // op.window if op.window else torch.zeros(len(tokens), dtype=torch.long)
-            return x * weight[places.clamp(max=len(weight) - 1), None]
+            y = x * (weight if op.integer else weight[places.clamp(max=len(weight) - 1), None])
+            return y if op.residual.buffer < 0 else y + read(op.residual)
         case Kind.XIELU:
             first, second, beta, epsilon = weight
             negative = (torch.expm1(torch.minimum(x, epsilon)) - x) * (beta + torch.nn.functional.softplus(second))
@@ -126,6 +127,17 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
                 kept = columns.shape[1] - matrix.shape[1]
                 parts += [columns[:, :kept], columns[:, kept:] @ matrix.T]
             return torch.cat(parts, dim=1)
+        case Kind.CUT:
+            return relu(x - (x.mean(dim=1) + op.scale * x.std(dim=1, unbiased=False))[:, None])
+        case Kind.BLEND:
+            coefficients = read(op.key).view(len(tokens), -1, op.heads)
+            y = torch.einsum("tvh,thc->tvc", coefficients, x.view(len(tokens), op.heads, -1)).flatten(1)
+            return y if op.residual.buffer < 0 else y + read(op.residual)
+        case Kind.MATCH:
+            vectors = x.view(len(tokens), op.heads, -1)
+            own = vectors.square().mean(dim=2, keepdim=True).clamp(min=op.epsilon)
+            y = (vectors * (read(op.key).square().mean(dim=1)[:, None, None] / own).sqrt()).flatten(1)
+            return y if op.residual.buffer < 0 else y + read(op.residual)
         case Kind.DELTA:
             return _delta(op, x, read(op.key), read(op.value), read(op.residual), weight, bias)
         case Kind.ATTENTION:

@@ -35,6 +35,7 @@ QUICK = (
     "bigcode",
     "gemma2-caps",
     "gemma3-bases",
+    "gemma3n",
     "gemma4",
     "phi3-long",
     "granite",

@@ -42,6 +42,8 @@ SIZES = (
         "falcon-7b": 6_900,
         "falcon-11B": 11_100,
         "persimmon-8b-base": 9_400,
+        "gemma-3n-E2B-it": 4_460,
+        "gemma-3n-E4B-it": 6_870,
         "gemma-4-E2B-it": 4_630,
         "gemma-4-26B-A4B-it": 25_200,
         "gemma-4-31B-it": 30_700,

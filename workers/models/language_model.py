@@ -18,6 +18,7 @@ SEEING = {
     "cohere2_vision": "cohere2",
     "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "idefics3": "llama",
@@ -56,6 +57,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "cohere2": (256000, 8192, 22528, 40, 64, None, 8192),
         "exaone4": (102400, 4096, 16384, 32, 32, 32, 2048),
         "gemma3_text": (262208, 2304, 9216, 26, 8, 4, 131072),
+        "gemma3n_text": (262400, 2048, 16384, 35, 8, 2, 32768),
         "gemma4_text": (262144, 2304, 9216, 30, 8, 4, 131072),
         "gemma4_unified_text": (262144, 2304, 9216, 30, 8, 4, 262144),
         "lfm2": (65536, 2560, 12288, 32, 32, 8, 128000),
@@ -72,6 +74,9 @@ USUAL: dict[str, dict[str, Any]] = {
         "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128000),
     }.items()
 }
+del USUAL["gemma3n_text"][
+    "intermediate_size"
+]  # each layer has one of its own, and its family's builder knows what is usual
 USUAL["qwen2_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 USUAL["qwen2_5_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 USUAL["qwen3_vl_text"] |= {"rope_theta": 5e5}

@@ -114,7 +114,8 @@ def read_ropes(
     found = {}
     sizes = head_size if isinstance(head_size, Mapping) else dict.fromkeys(thetas, head_size)
     for kind, size in sizes.items():
-        parameters = _parameters(config, stated.get(kind) or {})
+        # A type that "rope_scaling" names in the older way ("type") does not count beside this one.
+        parameters = _parameters(config, stated.get(kind) or {"rope_type": "default"})
         if not (parameters | scaling).get("truncate", True):
             # transformers looks for it beside the types instead, and so truncates.
             raise config.unknown('"truncate" in "rope_parameters" by type of layer')

@@ -66,11 +66,8 @@ class Forward:
             normalised = _norm(op, x, self._weight(op.weight), None if op.bias < 0 else self._weight(op.bias))
             return normalised if residual is None else normalised + residual
         if op.kind is Kind.SCALE:
-            factors = self._weight(op.weight)
-            positions = (
-                torch.arange(self._length) // op.window if op.window else torch.zeros(self._length, dtype=torch.long)
-            )
-            return x * factors[positions.clamp(max=len(factors) - 1)].repeat(len(x) // self._length)[:, None]
+            scaled = x * (self._weight(op.weight) if op.integer else self._factors(op, len(x)))
+            return scaled if residual is None else scaled + residual
         if op.kind is Kind.XIELU:
             return _xielu(x, *self._weight(op.weight))
         if op.kind is Kind.GATE:
@@ -84,6 +81,12 @@ class Forward:
             return _rope(op, x, torch.tensor(frequencies), self._length)
         if op.kind is Kind.HEADS:
             return self._heads(op, x)
+        if op.kind is Kind.CUT:
+            deviation, mean = torch.std_mean(x, dim=1, correction=0, keepdim=True)
+            return F.relu(x - (mean + op.scale * deviation))
+        if op.kind in (Kind.BLEND, Kind.MATCH):
+            made = (_blend if op.kind is Kind.BLEND else _match)(op, x, _part(buffers, op.key))
+            return made if residual is None else made + residual
         if op.kind is Kind.ATTENTION:
             sinks = None if op.weight < 0 else self._weight(op.weight)
             return _attention(op, x, _part(buffers, op.key), _part(buffers, op.value), self._length, sinks)
@@ -99,6 +102,12 @@ class Forward:
             kept = columns.shape[1] - matrix.shape[1]
             parts += [columns[:, :kept], self._multiply(columns[:, kept:], matrix, None)]
         return torch.cat(parts, dim=1)
+
+    def _factors(self, op: Op, tokens: int) -> Tensor:
+        """By position, the last one that of all others."""
+        factors, positions = self._weight(op.weight), torch.arange(self._length)
+        places = (positions // op.window if op.window else 0 * positions).clamp(max=len(factors) - 1)
+        return factors[places].repeat(tokens // self._length)[:, None]
 
     def _linear(self, op: Op, x: Tensor, residual: Tensor | None) -> Tensor:
         weight = self._program.weights[op.weight]
@@ -150,6 +159,17 @@ def _rope(op: Op, x: Tensor, frequencies: Tensor, length: int) -> Tensor:
     half = op.rotated // 2
     first, second, rest = x.reshape(-1, length, op.heads, op.head_size).split([half, half, op.head_size - 2 * half], dim=3)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=3).reshape(x.shape)
+
+
+def _blend(op: Op, x: Tensor, coefficients: Tensor) -> Tensor:
+    sums = coefficients.reshape(len(x), -1, op.heads) @ x.reshape(len(x), op.heads, -1)
+    return sums.reshape(len(x), -1)
+
+
+def _match(op: Op, x: Tensor, model: Tensor) -> Tensor:
+    vectors = x.reshape(len(x), op.heads, -1)
+    own = vectors.square().mean(-1, keepdim=True).clamp(min=op.epsilon)
+    return (vectors * (model.square().mean(-1)[:, None, None].sqrt() / own.sqrt())).reshape(x.shape)
 
 
 def _cap(x: Tensor, cap: float) -> Tensor:

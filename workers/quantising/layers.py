@@ -42,7 +42,7 @@ class Feeder:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Operations ``start`` to ``stop`` of a program; ``linears`` are those of its matrices."""
+    """Operations ``start`` to ``stop`` of a program; ``linears`` are those of its matrices that are rounded."""
 
     index: int
     start: int
@@ -79,12 +79,17 @@ def layers_of(program: Program) -> list[Layer]:
         if not places:
             raise ModelError(f"the model lacks its decoder layer {index}: it cannot be taken layer by layer")
         start, stop = places[0], places[-1] + 1
-        linears = tuple(n for n in range(start, stop) if program.ops[n].kind is Kind.LINEAR)
+        linears = tuple(n for n in range(start, stop) if program.ops[n].kind is Kind.LINEAR and _is_rounded(program, n))
         found.append(Layer(index, start, stop, linears, tuple(_feeders(program, start, stop))))
     names = [tensor.name for layer in found for tensor in layer.matrices(program)]
     if len(set(names)) < len(names):
         raise ModelError("the model's layers share weights, which are not rounded layer by layer")
     return found
+
+
+def _is_rounded(program: Program, number: int) -> bool:
+    """What other tensors are weighed by (Gemma 3n's coefficients of its streams) stays in fp32."""
+    return matrix_of(program, number).format.integer
 
 
 def live_behind(program: Program, stop: int) -> list[int]:

@@ -5,7 +5,6 @@ ones, an embedding for each layer, and experts beside the gated layer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Activation, Format, Norm, Program, Routing, Slice, Tensor
@@ -13,9 +12,10 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.experts import Experts, Router, chosen_experts, products_of
 from outrider.workers.models.families.gemma import cap_of, root
+from outrider.workers.models.families.gemma_layers import SharedAttention, first_that_shares, inputs_of_layers, rms_norm
 from outrider.workers.models.families.layer_norm import Heads
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, windows
-from outrider.workers.models.families.skeleton import Sizes, gated, read_sizes, rotate
+from outrider.workers.models.families.skeleton import Sizes, gated, read_sizes
 from outrider.workers.models.rope import Rope, read_ropes
 
 ROPES = {
@@ -78,43 +78,28 @@ def _decoder(
     builder = begin(sizes.vocabulary, sizes.context)
     embedding = Tensor("model.embed_tokens.weight", (sizes.vocabulary, hidden))
     x = builder.embed(embedding, root(builder, hidden))
-    inputs = _inputs(builder, x, sizes, by_layer, table) if by_layer else None
+    inputs = inputs_of_layers(builder, x, sizes, by_layer, table) if by_layer else None
     for layer in range(sizes.layers):
         builder.layer_input(layer, x)
         block = Linear(f"model.layers.{layer}.")
-        a = attention(builder, _norm(builder, x, block, "input_layernorm", epsilon), layer)
-        x = _norm(builder, a, block, "post_attention_layernorm", epsilon, x)
+        a = attention(builder, rms_norm(builder, x, block, "input_layernorm", epsilon), layer)
+        x = rms_norm(builder, a, block, "post_attention_layernorm", epsilon, x)
         x = mixer(builder, x, layer)
         if inputs is not None:
             key = builder.linear(x, [block.weight("per_layer_input_gate", by_layer, hidden)])
             y = builder.gate(inputs.part(layer * by_layer, by_layer), key, activation=mixer.function)
             y = builder.linear(y, [block.weight("per_layer_projection", hidden, by_layer)])
-            x = _norm(builder, y, block, "post_per_layer_input_norm", epsilon, x)
+            x = rms_norm(builder, y, block, "post_per_layer_input_norm", epsilon, x)
         x = builder.scale(x, Tensor(f"{block.prefix}layer_scalar", (1,)))
-    x = _norm(builder, x, Linear("model."), "norm", epsilon)
+    x = rms_norm(builder, x, Linear("model."), "norm", epsilon)
     head = embedding if tied else Tensor("lm_head.weight", (sizes.vocabulary, hidden))
     return builder.finish(builder.linear(x, [head], cap=cap))
-
-
-def _norm(builder: Builder, x: Slice, under: Linear, name: str, epsilon: float, residual: Slice | None = None) -> Slice:
-    return builder.norm(x, under.vector(name, x.width), kind=Norm.RMS, epsilon=epsilon, residual=residual)
-
-
-def _inputs(builder: Builder, x: Slice, sizes: Sizes, width: int, table: int) -> Slice:
-    """Of all layers side by side: what a table says of the token, and what its embedding gives."""
-    model, whole = Linear("model."), sizes.layers * width
-    said = builder.embed(model.weight("embed_tokens_per_layer", table, whole), root(builder, width))
-    projection = [model.weight("per_layer_model_projection", whole, sizes.hidden)]
-    given = builder.linear(x, projection, scale=sizes.hidden**-0.5)
-    weight = model.vector("per_layer_projection_norm", width)
-    builder.head_norm(given, weight, heads=sizes.layers, epsilon=sizes.epsilon, residual=said)
-    return builder.scale(given, 2.0**-0.5)
 
 
 class _Mixer:
     """The gated layer, and where a model has them the experts beside it, which read the same residual."""
 
-    def __init__(self, config: Config, sizes: Sizes, attention: _Attention, experts: Experts | None) -> None:
+    def __init__(self, config: Config, sizes: Sizes, attention: SharedAttention, experts: Experts | None) -> None:
         self.function = _function(config)
         double = config.flag("use_double_wide_mlp", False)
         self._wider = 2 if double else 1
@@ -125,14 +110,14 @@ class _Mixer:
         block, epsilon = Linear(f"model.layers.{layer}."), self._sizes.epsilon
         ffn = self._sizes.ffn * (1 if self._attention.stores(layer) else self._wider)
         mlp = Linear(f"{block.prefix}mlp.")
-        h = _norm(builder, x, block, "pre_feedforward_layernorm", epsilon)
+        h = rms_norm(builder, x, block, "pre_feedforward_layernorm", epsilon)
         m = gated(builder, h, mlp, ffn, self.function)
         m = builder.linear(m, [mlp.weight("down_proj", x.width, ffn)])
         if self._experts is not None:
-            beside = _norm(builder, m, block, "post_feedforward_layernorm_1", epsilon)
+            beside = rms_norm(builder, m, block, "post_feedforward_layernorm_1", epsilon)
             mixed = self._mixed(builder, x, block, self._experts)
-            m = _norm(builder, mixed, block, "post_feedforward_layernorm_2", epsilon, beside)
-        return _norm(builder, m, block, "post_feedforward_layernorm", epsilon, x)
+            m = rms_norm(builder, mixed, block, "post_feedforward_layernorm_2", epsilon, beside)
+        return rms_norm(builder, m, block, "post_feedforward_layernorm", epsilon, x)
 
     def _mixed(self, builder: Builder, x: Slice, block: Linear, experts: Experts) -> Slice:
         router, epsilon = Linear(f"{block.prefix}router."), self._sizes.epsilon
@@ -142,73 +127,18 @@ class _Mixer:
         scores = builder.linear(h, weight, precision=Format.FP32, scale=x.width**-0.5)
         factors = Tensor(f"{router.prefix}per_expert_scale", (experts.count,))
         route = builder.route(scores, experts.chosen, experts.router.routing, factors=factors)
-        h = _norm(builder, x, block, "pre_feedforward_layernorm_2", epsilon)
+        h = rms_norm(builder, x, block, "pre_feedforward_layernorm_2", epsilon)
         return builder.mix(products_of(builder, h, route, block, experts), route, x.width)
 
 
-@dataclass
-class _Attention:
-    """``heads``, ``windows`` and ``ropes`` by layer. Layers from ``shared`` on have queries alone, for keys and values of
-    the last layer before them of their type. ``of_keys``: types without a projection of values, which are the keys before
-    their norm.
-    """
-
-    sizes: Sizes
-    types: Sequence[str]
-    heads: Sequence[Heads]
-    windows: Sequence[int]
-    ropes: Sequence[Rope]
-    shared: int
-    of_keys: Sequence[str]
-    bias: bool
-
-    def __post_init__(self) -> None:
-        self._stored: dict[str, tuple[Slice, Slice]] = {}
-
-    def stores(self, layer: int) -> bool:
-        return layer < self.shared
-
-    def __call__(self, builder: Builder, h: Slice, layer: int) -> Slice:
-        under = Linear(f"model.layers.{layer}.self_attn.")
-        heads, kind = self.heads[layer], self.types[layer]
-        width, kv_width, _ = heads.widths
-        named = [("q_proj", width)]
-        if self.stores(layer):
-            named += [("k_proj", kv_width)] + ([] if kind in self.of_keys else [("v_proj", kv_width)])
-        matrices = [under.weight(name, rows, h.width) for name, rows in named]
-        made = builder.linear(h, matrices, biases=under.biases(self.bias, *named))
-        query = made.part(0, width)
-        self._normalise(builder, query, heads.count, under.vector("q_norm", heads.size), self.ropes[layer])
-        if self.stores(layer):
-            key, value = made.part(width, kv_width), builder.room(kv_width)
-            before = key if kind in self.of_keys else made.part(width + kv_width, kv_width)
-            builder.head_norm(before, None, heads=heads.kv_count, epsilon=self.sizes.epsilon, output=value)
-            self._normalise(builder, key, heads.kv_count, under.vector("k_norm", heads.size), self.ropes[layer])
-            self._stored[kind] = key, value
-        key, value = self._stored[kind]
-        window = self.windows[layer]
-        a = builder.attention(query, key, value, heads=heads.count, kv_heads=heads.kv_count, scale=1.0, window=window)
-        biases = under.biases(self.bias, ("o_proj", h.width))
-        return builder.linear(a, [under.weight("o_proj", h.width, width)], biases=biases)
-
-    def _normalise(self, builder: Builder, x: Slice, heads: int, weight: Tensor, rope: Rope) -> None:
-        builder.head_norm(x, weight, heads=heads, epsilon=self.sizes.epsilon)
-        rotate(builder, x, rope, heads)
-
-
-def _attention(config: Config, sizes: Sizes, window: int) -> _Attention:
+def _attention(config: Config, sizes: Sizes, window: int) -> SharedAttention:
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 6 else FULL)
     types[-1] = FULL  # as transformers has it, whatever is said
     of_keys = (FULL,) if config.flag("attention_k_eq_v", False) else ()
-    shared = sizes.layers - config.whole("num_kv_shared_layers", 0)
-    if not set(types[shared:]) <= set(types[: max(shared, 0)]):
-        raise ModelError(
-            f'{config.source}: "num_kv_shared_layers" is {sizes.layers - shared} of {sizes.layers}: some of them have no '
-            "layer of their type before them whose keys and values they could read"
-        )
+    shared = first_that_shares(config, types, 0)
     heads = _heads(config, sizes, types, bool(of_keys))
     ropes = _ropes(config, sizes, {kind: heads[kind].size for kind in types})
-    return _Attention(
+    return SharedAttention(
         sizes,
         types,
         [heads[kind] for kind in types],
