@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,20 +161,37 @@ def compressed(format: str, activations: Any = None, **weights: Any) -> Layout:
     return Layout(pack, settings | {"config_groups": {"group_0": described}, "ignore": ["lm_head"]})
 
 
-def nvfp4(module: str, matrix: torch.Tensor) -> Packed:
-    """Two levels: numbers of e4m3 for 16 columns, by one for the matrix."""
+def nvfp4(module: str, matrix: torch.Tensor, of_modelopt: bool = False) -> Packed:
+    """Two levels: numbers of e4m3 for 16 columns, and one for the matrix."""
     groups = matrix.unflatten(1, (-1, 16))
     whole = 448 * 6 / matrix.abs().max().reshape(1)
     scales = (groups.abs().amax(2) / 6 * whole).to(torch.float8_e4m3fn)
-    each = scales.float() / whole
+    each = scales.float() * (1 / whole) if of_modelopt else scales.float() / whole
     codes = (groups / each.clamp(min=1e-12)[..., None]).flatten(1)
     of_values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     nearest = (codes.abs()[..., None] - of_values).abs().argmin(2)
     numbers = of_values[nearest] * codes.sign() * each.repeat_interleave(16, 1)
     nibbles = nearest + 8 * (codes < 0)
     packed = (nibbles[:, ::2] + 16 * nibbles[:, 1::2]).to(torch.uint8)
+    if of_modelopt:
+        one = {"weight_scale_2": 1 / whole[0], "input_scale": torch.tensor(0.02)}
+        return {"weight": packed, "weight_scale": scales} | one, numbers
     parts = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole}
     return parts | {"input_global_scale": torch.ones(1)}, numbers
+
+
+def fp8_of_modelopt(module: str, matrix: torch.Tensor) -> Packed:
+    scale = matrix.abs().max() / 448
+    codes = (matrix / scale).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.02)}, codes.float() * scale
+
+
+def modelopt(algorithm: str) -> dict[str, Any]:
+    """As its exporter writes it; keys and values in fp8 as well."""
+    producer = {"name": "modelopt", "version": "0.29.0"}
+    scheme = {"dynamic": False, "num_bits": 8, "type": "float"}
+    settings = {"quant_method": "modelopt", "quant_algo": algorithm, "producer": producer, "kv_cache_scheme": scheme}
+    return settings | {"ignore": ["lm_head", "model.layers.*.mlp.gate"], "config_groups": {}}
 
 
 DYNAMIC: dict[str, Any] = {"num_bits": 8, "strategy": "token", "dynamic": True, "symmetric": True}
@@ -211,6 +229,8 @@ LAYOUTS: dict[str, Layout] = {
     "compressed mxfp8": compressed(
         "mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8
     ),
+    "modelopt fp8": Layout(fp8_of_modelopt, modelopt("FP8")),
+    "modelopt nvfp4": Layout(partial(nvfp4, of_modelopt=True), modelopt("NVFP4")),
     "compressed nvfp4": Layout(
         nvfp4,
         {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "quantization_status": "compressed"}

@@ -23,6 +23,7 @@ from quantised_families import (
     compressed,
     fp8_by_block,
     gptq,
+    modelopt,
     quantised,
     sizes_of,
     stored,
@@ -53,6 +54,7 @@ QUICK = [
     ("deepseek-v3", "gptq, in activation order"),
     ("lfm2-moe", "auto-round, as awq"),
     ("ernie-moe", "compressed mxfp4"),
+    ("gemma4-moe", "modelopt nvfp4"),
 ]
 # Relative to the largest logit: sums of fp32 in another order.
 BOUND = 1e-5
@@ -113,7 +115,7 @@ def test_a_quantised_family_is_what_its_numbers_are(name: str, layout: str, tmp_
     floats = read_model_info(str(model)).made_for == "bf16"
     check(model, kept="bf16" if floats else "w8af32")
     weights = lay_out(model, PRECISIONS["bf16" if floats else "w8af32"]).program.weights
-    if layout != "compressed nvfp4":
+    if "nvfp4" not in layout:
         assert any(weight.storage is not None for weight in weights)
 
 
@@ -183,12 +185,12 @@ def test_a_router_and_a_head_may_be_quantised_too(layout: str, tmp_path: Path) -
 @pytest.mark.parametrize("layout", ["gptq", "gptq, in activation order", "fp8 by block"])
 def test_the_last_group_or_block_of_a_row_need_not_be_whole(layout: str, tmp_path: Path) -> None:
     """DeepSeek-V2-Lite, GLM-4.5-Air and dots.llm1 have rows of 10,944, Gemma 4's mixture such of 704."""
-    packs = {
-        "gptq": (gptq(4, 1, group=128), GPTQ | {"group_size": 128}),
-        "gptq, in activation order": (gptq(4, 1, ordered=True, group=128), GPTQ | {"group_size": 128}),
-        "fp8 by block": (partial(fp8_by_block, block=128), FP8 | {"weight_block_size": [128, 128]}),
+    layouts = {
+        "gptq": Layout(gptq(4, 1, group=128), GPTQ | {"group_size": 128}),
+        "gptq, in activation order": Layout(gptq(4, 1, ordered=True, group=128), GPTQ | {"group_size": 128}),
+        "fp8 by block": Layout(partial(fp8_by_block, block=128), FP8 | {"weight_block_size": [128, 128]}),
     }
-    model = made(tmp_path, "dots1", Layout(*packs[layout]), lambda module: "layers.0.mlp.down_proj" in module)
+    model = made(tmp_path, "dots1", layouts[layout], lambda module: "layers.0.mlp.down_proj" in module)
     kept = "bf16" if layout.startswith("fp8") else "w4abf16"
     weights = [weight for weight in lay_out(model, PRECISIONS[kept]).program.weights if weight.storage is not None]
     assert [(weight.columns, weight.group) for weight in weights] == [(192, 64)]
@@ -297,6 +299,7 @@ AUTO_ROUND = LAYOUTS["auto-round, as gptq"].settings
         (AUTO_ROUND | {"bits": 8, "packing_format": "auto_round:auto_awq"}, '"bits": 8; 4 is known'),
         (AUTO_ROUND | {"extra_config": {"(": {"bits": 8}}}, "which is no pattern"),
         (AUTO_ROUND | {"extra_config": {"a": {"bits": 8, "data_type": "mx_fp"}}}, '"data_type": .mx_fp.'),
+        (modelopt("NVFP4_AWQ"), '"quant_algo": .NVFP4_AWQ.; FP8, NVFP4, W4A16_NVFP4, MIXED_PRECISION are known'),
         ({"bits": 4, "group_size": 64}, 'no "quant_method", as MLX writes it'),
         ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast"}, "only gemm is read"),
     ],
@@ -336,6 +339,22 @@ def test_scales_that_are_no_numbers_are_refused(layout: str, part: int, tmp_path
     rewritten(model, change)
     with pytest.raises(ModelError, match=r"up_proj\.weight_scale. .*holds a scale that is not a finite number"):
         open_native(model, "fp32")
+
+
+def test_modelopt_may_say_layer_by_layer_what_it_did(tmp_path: Path) -> None:
+    def of(module: str) -> Layout:
+        return LAYOUTS["modelopt fp8" if "self_attn" in module else "modelopt nvfp4"]
+
+    model = made(tmp_path, "glm4-moe-lite", Layout(lambda module, matrix: of(module).pack(module, matrix), modelopt("")))
+    names = {name.removesuffix(".weight_scale") for name in stored(model) if name.endswith(".weight_scale")}
+    layers = {name: {"quant_algo": of(name).settings["quant_algo"], "group_size": 16} for name in names}
+    settings = modelopt("MIXED_PRECISION") | {"quantized_layers": layers}
+    set_config(model, quantization_config=settings)
+    check(model, kept="bf16")
+    layers.pop("model.layers.0.self_attn.o_proj")
+    set_config(model, quantization_config=settings)
+    with pytest.raises(ModelError, match=r'o_proj. \(modelopt\) is quantised, "quantized_layers" in .* does not say how'):
+        check_weights(str(model), "native")
 
 
 def test_floats_of_four_bits_with_scales_of_eight_run_dequantised(tmp_path: Path) -> None:

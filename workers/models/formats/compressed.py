@@ -18,6 +18,7 @@ from outrider.workers.models.formats.raw import POWERS_OF_TWO, nibbles, to_float
 SCALE_TYPES = ("F16", "BF16", "F32")
 # A scale that is a power of two, as its exponent in a byte.
 EXPONENTS = ("U8", "F8_E8M0")
+GLOBAL_SCALE = "weight_global_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +122,7 @@ class PlainMatrix:
             group = source.check_group(scale_columns, columns)
         source.entry("weight", shape, "F8_E4M3" if weights.float else "I8")
         if weights.strategy == "tensor":
-            # One number: as a scalar, or as a vector or a matrix that has nothing else.
-            stored = source.raw.entries.get(f"{source.module}.{scale}")
-            extents = stored.shape if stored is not None and stored.shape in ((), (1,), (1, 1)) else (1,)
-            scales = source.entry(scale, extents, *SCALE_TYPES)
+            scales = source.entry(scale, source.of_one(scale), *SCALE_TYPES)
             scale_rows = 0
         else:
             types = (*SCALE_TYPES, *EXPONENTS) if weights.float else SCALE_TYPES
@@ -173,40 +171,49 @@ class PlainMatrix:
 @dataclass(frozen=True, slots=True)
 class FourBitFloats:
     """``weight_packed`` [N, K/2] has two codes of e2m1 in a byte, the lower one first. ``weight_scale`` [N, K/G] has
-    exponents of two (mxfp4), or numbers in e4m3, and what multiplies a code is such a one by ``weight_global_scale``
-    (nvfp4)."""
+    exponents of two (mxfp4), or numbers in e4m3 (nvfp4). Those are divided by ``weight_global_scale``; ModelOpt, which
+    calls the codes ``weight``, multiplies them by ``weight_scale_2``."""
 
     source: Parts
     scheme: Scheme
     shape: tuple[int, int]
+    codes: str
+    # What all scales have in common; empty where there is nothing.
+    common: str
     order: None = None
 
     @classmethod
-    def of(cls, source: Parts, shape: tuple[int, int], weights: Weights, *, name: str, exponents: bool) -> FourBitFloats:
+    def of(
+        cls,
+        source: Parts,
+        shape: tuple[int, int],
+        group: int,
+        *,
+        name: str,
+        codes: str = "weight_packed",
+        common: str = GLOBAL_SCALE,
+    ) -> FourBitFloats:
         rows, columns = shape
-        group = source.check_group(weights.group, columns)
-        if columns % 2:
-            source.refuse(f"has {columns} columns, two of which lie in one byte")
-        source.entry("weight_packed", (rows, columns // 2), "U8")
-        source.entry("weight_scale", (rows, columns // group), *(EXPONENTS if exponents else ("F8_E4M3",)))
-        if not exponents:
-            source.entry("weight_global_scale", (1,), "F32")
-        type_ = "E8M0" if exponents else "F32"
-        return cls(source, Scheme(name, 4, group, Values.E2M1, scale_type=type_), shape)
+        group = source.check_group(group, columns)
+        source.entry(codes, (rows, columns // 2), "U8")
+        source.entry("weight_scale", (rows, columns // group), *(("F8_E4M3",) if common else EXPONENTS))
+        if common:
+            source.entry(common, source.of_one(common), "F32")
+        type_ = "F32" if common else "E8M0"
+        return cls(source, Scheme(name, 4, group, Values.E2M1, scale_type=type_), shape, codes, common)
 
     @property
     def parts(self) -> tuple[str, ...]:
         return tuple(self.source.used)
 
     def rows(self, start: int, stop: int) -> QuantisedRows:
-        codes = nibbles(self.source.rows("weight_packed", start, stop))
+        codes = nibbles(self.source.rows(self.codes, start, stop))
         stored = self.source.rows("weight_scale", start, stop)
-        if self.scheme.scale_type == "E8M0":
-            scales = POWERS_OF_TWO[stored]
-        else:
-            whole = self.source.scales("weight_global_scale")[0]
+        scales = (E4M3 if self.common else POWERS_OF_TWO)[stored]
+        if self.common:
+            common = self.source.scales(self.common).reshape(-1)[0]
             with np.errstate(all="ignore"):  # what comes of it that is no number is refused
-                scales = E4M3[stored] / whole
+                scales = scales / common if self.common == GLOBAL_SCALE else scales * common
         scales = self.source.finite("weight_scale", scales)
         return QuantisedRows(self.scheme, codes, scales, np.zeros(scales.shape, np.uint8))
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.formats.compressed import FourBitFloats, PackedMatrix, PlainMatrix, Weights
+from outrider.workers.models.formats.compressed import GLOBAL_SCALE, FourBitFloats, PackedMatrix, PlainMatrix, Weights
 from outrider.workers.models.formats.matrix import Matrix, Parts
+from outrider.workers.models.formats.modelopt import read_modelopt
 from outrider.workers.models.formats.mxfp4 import expert_matrix
 from outrider.workers.models.formats.packed_words import read_auto_round, read_awq, read_gptq
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.section import KEY, Section, either, names_of_layer, pattern_of, refuse_kept_plain
 from outrider.workers.models.headers import quoted
 
-FORMATS = "awq (gemm), gptq, auto-round, compressed-tensors, fp8 and mxfp4"
+FORMATS = "awq (gemm), gptq, auto-round, compressed-tensors, fp8, mxfp4 and modelopt (fp8, nvfp4)"
 MXFP4, NVFP4, MXFP8 = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-quantized"
 PACKED, PLAIN = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized", MXFP8)
 # Of floats of four bits: the columns under one scale.
@@ -53,6 +54,7 @@ def read_quantisation(values: Mapping[str, Any], source: str) -> Quantisation | 
         "compressed-tensors": _compressed,
         "fp8": _fp8,
         "mxfp4": _mxfp4,
+        "modelopt": read_modelopt,
     }
     if method not in readers:
         of_mlx = ", as MLX writes it" if {"bits", "group_size"} <= set(section.values) else ""
@@ -120,7 +122,8 @@ class Compressed:
             parts.refuse(f"does not lie there as the format {quoted(group.format)} has it, which {KEY} states")
         name = f"compressed-tensors {group.format}"
         if group.format in GROUPS:
-            return FourBitFloats.of(parts, shape, group.weights, name=name, exponents=group.format == MXFP4)
+            common = "" if group.format == MXFP4 else GLOBAL_SCALE
+            return FourBitFloats.of(parts, shape, group.weights.group, name=name, common=common)
         if packed:
             return PackedMatrix.of(parts, shape, group.weights)
         return PlainMatrix.of(parts, shape, group.weights, name=name)

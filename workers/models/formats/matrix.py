@@ -99,6 +99,11 @@ class Parts:
         self.used.append(name)
         return entry
 
+    def of_one(self, part: str) -> tuple[int, ...]:
+        """The shape of a tensor that has one number: it may be a scalar, a vector or a matrix."""
+        entry = self.raw.entries.get(f"{self.module}.{part}")
+        return entry.shape if entry is not None and entry.shape in ((), (1,), (1, 1)) else (1,)
+
     def whole(self, part: str) -> NDArray[Any]:
         return self.raw.whole(f"{self.module}.{part}")
 
