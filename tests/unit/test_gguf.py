@@ -308,18 +308,22 @@ def test_the_tokenizer_inside_is_the_models_own(pocket: Path) -> None:
         ("<|end|> <|fim_pad|>", (0, 1)),
         ("<|end|> <|return|>", (0, 1, 2)),
         ("<|end|> <|return|> <|call|>", (0, 2, 3)),
+        ("<|im_end|>! t1! <|eot_id|>", (0, 1, 3)),
+        ("<turn|> </s>! <|tool_response>", (0, 1, 3)),
     ],
 )
 def test_a_text_ends_with_each_token_that_llama_cpp_ends_one_with(
     texts: str, ends: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control tokens by their texts, beside the one that the metadata names; an ordinary token of such a text is text."""
-    tokens = ["t0", *texts.split(), "</s>"]
+    """Control tokens by their texts, the user's own, too, beside the one that the metadata names; an ordinary token of such
+    a text is text."""
+    tokens = ["t0", *texts.replace("!", "").split(), "</s>" if "</s>" not in texts else "t9"]
+    users = [False, *(token.endswith("!") for token in texts.split())]
 
     def fill(writer: gguf.GGUFWriter, source: Path, config: dict[str, Any]) -> None:
         others = [f"t{number}" for number in range(len(tokens), config["vocab_size"])]
         writer.add_token_list(tokens + others)
-        control = [gguf.TokenType.CONTROL] * (len(tokens) - 1)
+        control = [gguf.TokenType.USER_DEFINED if own else gguf.TokenType.CONTROL for own in users]
         writer.add_token_types(control + [gguf.TokenType.NORMAL] * (1 + len(others)))
         writer.add_eos_token_id(0)
 

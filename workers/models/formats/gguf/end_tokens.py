@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 TOKENIZER = "tokenizer.ggml."
-CONTROL = 3
+CONTROL, USER_DEFINED = 3, 4
 # Of llama.cpp's list. What it fills holes in code with (<|fim_pad|> and the like) ends no answer.
 LISTED = """
 <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT>
 _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[
 """
 TEXTS = frozenset(LISTED.split())
+# Gemma 4 has this one, and "</s>" as a word of HTML.
+OF_GEMMA_4 = "<|tool_response>"
 # Where a model has one of these pairs, <|end|> ends a part of its answer only.
 OF_PARTS = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"}, {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
 
@@ -28,8 +30,11 @@ def end_tokens(values: Mapping[str, Any]) -> list[int]:
     # The tokenizer itself refuses lists that are none, or of other lengths.
     if isinstance(tokens, list) and isinstance(types, list):
         for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)):
-            if type_ == CONTROL and token in TEXTS:
+            # Converters write those that transformers does not call special as the user's own; Phi 3's <|end|> was one.
+            if type_ in (CONTROL, USER_DEFINED) and token in TEXTS:
                 found[token] = id_
     if any(pair <= found.keys() for pair in OF_PARTS):
         found.pop("<|end|>", None)
+    if OF_GEMMA_4 in found:
+        found.pop("</s>", None)
     return sorted({id_ for id_ in stated if type(id_) is int} | set(found.values()))

@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.gguf.cuts import CUTS, Cut
-from outrider.workers.models.formats.gguf.end_tokens import CONTROL, TOKENIZER
+from outrider.workers.models.formats.gguf.end_tokens import CONTROL, TOKENIZER, USER_DEFINED
 from outrider.workers.models.formats.gguf.file import read_gguf
 from outrider.workers.models.headers import quoted
 
-NORMAL, UNKNOWN, USER_DEFINED = 1, 2, 4
+NORMAL, UNKNOWN = 1, 2
 TEMPLATE = "tokenizer.chat_template"
 # What would change the text before it is cut, or what it is framed by, and is not done here.
 NOT_DONE = (
@@ -65,7 +65,7 @@ class _Parts:
 
     def tokenizer(self) -> Any:
         makers = {"gpt2": self._byte_level, "llama": self._sentence_pieces, "gemma4": self._joined_pieces}
-        maker = self._joined_pieces if self.kind == SARVAM else makers.get(self.kind)
+        maker = self._joined_pieces if self.kind == SARVAM else makers.get(str(self.kind))
         if maker is None:
             raise self._refused(f"is of the kind {quoted(self.kind)}; {', '.join(makers)} are known")
         for key in NOT_DONE:
