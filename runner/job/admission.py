@@ -375,6 +375,11 @@ def _vocabulary_problem(row: Request, tokens: tuple[int, ...], model_info: Model
         )
     if max(tokens) >= model_info.vocabulary:
         return f'"prompt": {max(tokens)} is not a token id of {model_info.name}, which has {model_info.vocabulary}'
+    if model_info.texts_below is not None and max(tokens) >= model_info.texts_below:
+        return (
+            f"the prompt has the token id {max(tokens)}, by which {model_info.name} sees or hears something: prompts are "
+            "texts; leave it out"
+        )
     for token in row.parameters.logit_bias or ():
         if not TOKEN_ID.fullmatch(token) or int(token) >= model_info.vocabulary:
             return (

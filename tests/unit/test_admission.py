@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,15 @@ def test_every_problem_is_named_and_nothing_is_written(journal: Journal) -> None
         'in.jsonl:3: the prompt has 1 token and "max_tokens" is 20, together more than the 20 that tiny holds; '
         "ask for at most 19",
         "in.jsonl:4: not valid JSON: Expecting property name enclosed in double quotes at column 2",
+    ]
+
+
+def test_a_token_that_stands_for_a_picture_is_named(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sees is not there, and would embed it."""
+    monkeypatch.setitem(globals(), "MODEL_INFO", replace(MODEL_INFO, texts_below=90))
+    _, found = problems(journal, lines({"id": "a", "prompt": [3, 89]}, {"id": "b", "prompt": [3, 90, 1]}))
+    assert found == [
+        "in.jsonl:2: the prompt has the token id 90, by which tiny sees or hears something: prompts are texts; leave it out"
     ]
 
 

@@ -20,6 +20,7 @@ from outrider.kernels.program import Format, Kind, Program
 from outrider.workers.errors import ModelError
 from outrider.workers.models.families import build_program
 from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.model_info import read_model_info
 from outrider.workers.precisions import PRECISIONS
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -158,6 +159,17 @@ def published(path: Path) -> Path:
         ),
     )
     return path
+
+
+def test_tokens_of_pictures_and_sounds_are_known(tmp_path: Path) -> None:
+    """A prompt with one is refused: another table would embed it."""
+    tiny_model("gemma3n").save_pretrained(tmp_path)
+    assert read_model_info(str(tmp_path)).texts_below is None
+    published(tmp_path)
+    assert read_model_info(str(tmp_path)).texts_below == 262144
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vision_config": {"vocab_offset": 190}}))
+    assert read_model_info(str(tmp_path)).texts_below == 190
 
 
 def test_the_language_model_of_one_that_sees_and_hears(tmp_path: Path) -> None:

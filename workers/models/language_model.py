@@ -145,6 +145,15 @@ def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
     return {key: "default" if value == "mrope" else value for key, value in kept.items()}
 
 
+def texts_below(values: Mapping[str, Any]) -> int | None:
+    """Of a model that embeds the tokens from some id on by what sees and hears (Gemma 3n), which is not there: that id."""
+    if values.get("model_type") != "gemma3n":
+        return None
+    vision = values.get("vision_config")
+    stated = vision.get("vocab_offset") if isinstance(vision, dict) else None
+    return stated if type(stated) is int else 262144
+
+
 def language_name(name: str) -> str | None:
     """A tensor's name in a checkpoint of the language model alone; None of what only pictures need."""
     if name.removeprefix("model.").startswith(PASSED_OVER):

@@ -20,6 +20,7 @@ from outrider.workers.models.generation_settings import FILE, read_settings
 from outrider.workers.models.headers import INDEX, SINGLE, Outline, read_outline, safetensors_of
 from outrider.workers.models.heads import FAMILY, head_of, is_head
 from outrider.workers.models.hub_names import hub_id
+from outrider.workers.models.language_model import texts_below
 from outrider.workers.models.size_check import check_fits
 
 POCKET = "pocket"
@@ -80,6 +81,8 @@ class ModelInfo:
     settings: str = FILE
     # How many numbers of keys and values a token has, where its config.json tells.
     cached_numbers: int | None = None
+    # Of a model whose tokens from some id on stand for what it sees and hears, and are not read: that id.
+    texts_below: int | None = None
 
 
 def find(name: str, fetch: bool = True) -> Path:
@@ -249,6 +252,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
         sampling=settings.sampling,
         settings=settings.file,
         cached_numbers=cached_numbers(text),
+        texts_below=texts_below(stated),
     )
 
 
