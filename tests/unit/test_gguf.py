@@ -331,8 +331,9 @@ def test_a_text_ends_with_each_token_that_llama_cpp_ends_one_with(
     assert read_model_info(str(small(tmp_path))).end_tokens == ends
 
 
-def test_it_is_told_that_tokens_which_a_file_suppresses_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read_model_info(str(small(tmp_path))).unfollowed == ()
+def test_it_is_told_what_a_file_would_have_of_its_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = read_model_info(str(small(tmp_path)))
+    assert plain.unfollowed == plain.sampling == ()
     usual = gguf_models.add_tokenizer
 
     def fill(writer: gguf.GGUFWriter, source: Path, config: dict[str, Any]) -> None:
@@ -340,7 +341,10 @@ def test_it_is_told_that_tokens_which_a_file_suppresses_are_not(tmp_path: Path, 
         writer.add_array("tokenizer.ggml.suppress_tokens", [3, 4])
 
     monkeypatch.setattr(gguf_models, "add_tokenizer", fill)
-    assert read_model_info(str(small(tmp_path))).unfollowed == ("suppress_tokens",)
+    more = {"temp": 0.5, "top_k": 20, "penalty_repeat": 1.25}
+    found = read_model_info(str(small(tmp_path, **{f"general__sampling__{name}": value for name, value in more.items()})))
+    assert set(found.unfollowed) == {"repetition_penalty", "suppress_tokens"}
+    assert dict(found.sampling) == {"temperature": 0.5, "top_k": 20}
 
 
 def tokenizer_file(path: Path, fill: Callable[[gguf.GGUFWriter], None]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from outrider.workers.models.formats.gguf.architectures import architecture_of
@@ -10,6 +11,9 @@ from outrider.workers.models.formats.gguf.file import GgufFile
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 SPLIT = "split.count"
+# What of generation_config.json llama.cpp's converter keeps, by its names.
+SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+PENALTY = "general.sampling.penalty_repeat"
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -33,8 +37,17 @@ def _shared(metadata: Metadata) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": not metadata.has_tensor("output.weight"),
         "eos_token_id": end_tokens(metadata.values) or None,
-        # As in generation_config.json: it is told that these are not followed.
-        "suppress_tokens": metadata.values.get(f"{TOKENIZER}suppress_tokens") or None,
+        **_generation(metadata.values),
         # fp16, which the kernels do not have, is kept as fp32.
         "dtype": "bfloat16" if any(entry.type == "BF16" for entry in metadata.file.tensors.values()) else "float32",
     }
+
+
+def _generation(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As generation_config.json has it: a user is told of it, and what is not followed of it."""
+    sampling = {setting: values.get(f"general.sampling.{name}") for name, setting in SAMPLING.items()}
+    stated = {setting: value for setting, value in sampling.items() if value is not None}
+    found = {"do_sample": True, **stated} if stated else {}
+    if PENALTY in values:
+        found["repetition_penalty"] = values[PENALTY]
+    return found | {"suppress_tokens": values.get(f"{TOKENIZER}suppress_tokens") or None}
