@@ -13,9 +13,11 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from gguf_models import Choose, add_tokenizer, permuted, write_tensors
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from torch.distributions import Normal
 
 Values = NDArray[np.float32]
 Tensors = dict[str, Values]
@@ -154,6 +156,26 @@ def _gemma3(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
 
 
+def _gemma3n(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_altup_active_idx(config["altup_active_idx"])
+    writer.add_altup_num_inputs(config["altup_num_inputs"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    deviations = Normal(0, 1).icdf(torch.tensor(config["activation_sparsity_pattern"], dtype=torch.float32))
+    writer.add_activation_sparsity_scale(deviations.tolist())
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    _gemma3(writer, config)
+
+
+def _stacked_streams(tensors: Tensors, config: Config) -> Tensors:
+    for name in ("model.altup_projections", "model.altup_unembed_projections"):
+        streams = [tensors.pop(f"{name}.{stream}.weight") for stream in range(config["altup_num_inputs"] - 1)]
+        tensors[f"{name}.weight"] = np.stack(streams)
+    for name in [name for name in tensors if name.endswith("_scale")]:
+        tensors[f"{name}.weight"] = tensors.pop(name)
+    return tensors
+
+
 def _gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
     full = config["per_layer_config"][str(sliding.index(False))]
@@ -281,6 +303,7 @@ WRITTEN: dict[str, Written] = {
     "gemma": Written(steps=(_plus_one,)),
     "gemma2": Written(_gemma2, (_plus_one,)),
     "gemma3": Written(_gemma3, (_plus_one,)),
+    "gemma3n": Written(_gemma3n, (_stacked_streams,)),
     "gemma4": Written(_gemma4, (_proportional,)),
     "phi2": Written(),
     "phi3": Written(_phi3, (_with_long_factors,)),

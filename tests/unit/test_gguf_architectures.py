@@ -12,6 +12,7 @@ import torch
 from gguf_architectures import WRITTEN, write_architecture
 from gguf_models import mostly
 from native_models import TOKENS, logits, open_native
+from quantised_models import rewritten
 from tiny_models import tiny_model
 
 from outrider.kernels.program import Tensor
@@ -31,6 +32,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("gemma2-caps", {}, "gemma2"),
     ("gemma3", EACH_SIXTH, "gemma3"),
     ("gemma3-bases", EACH_SIXTH, "gemma3"),
+    # Files have the layers' table for all tokens.
+    ("gemma3n", {"vocab_size_per_layer_input": 203}, "gemma3n"),
     ("gemma4", {}, "gemma4"),
     ("gemma4-plain", {}, "gemma4"),
     ("gemma4-by-layer", {}, "gemma4"),
@@ -125,6 +128,24 @@ def test_blocks_of_rows_in_another_order_are_what_the_library_reads(
     checkpoint.close()
 
 
+def test_streams_that_lie_together_and_keys_that_nobody_reads(tmp_path: Path) -> None:
+    """Gemma 3n's: a matrix of each stream as the library rounds it; keys and values of layers that have earlier ones'."""
+    model = save("gemma3n", "gemma3n", tmp_path, vocab_size_per_layer_input=203)
+    path = write_architecture(tmp_path, tmp_path / "model.gguf", "gemma3n", mostly("Q8_0", "F32"))
+    checkpoint = GgufCheckpoint(path)
+    streams = {name: each.numpy() for name, each in model.state_dict().items() if "projections." in name}
+    assert len(streams) == 6
+    for name, values in streams.items():
+        rounded = gguf.dequantize(gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0), gguf.GGMLQuantizationType.Q8_0)
+        np.testing.assert_array_equal(checkpoint.rows(Tensor(name, values.shape), 0, len(values)), rounded)
+    checkpoint.close()
+    found = logits(open_native(path, "w8a8"))
+    own = [f"model.layers.1.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")]
+    rewritten(tmp_path, lambda tensors: tensors | {name.replace(".1.", ".3."): tensors[name].clone() for name in own})
+    path = write_architecture(tmp_path, tmp_path / "more.gguf", "gemma3n", mostly("Q8_0", "F32"))
+    np.testing.assert_array_equal(logits(open_native(path, "w8a8")), found)
+
+
 def written(path: Path, name: str, architecture: str, **more: Any) -> Path:
     save(name, architecture, path)
     return write_architecture(path, path / "model.gguf", architecture, mostly("F32"), **more)
@@ -136,6 +157,8 @@ def written(path: Path, name: str, architecture: str, **more: Any) -> Path:
         ("gemma3", "gemma3", {"attention__scale": 0.5}, "'gemma3.attention.scale': 0.5, which the native engine"),
         ("gemma3", "gemma3", {"attn_logit_softcapping": 50.0}, "'gemma3.attn_logit_softcapping': 50.0"),
         ("gemma2", "gemma2", {"rope__freq_base_swa": 5.0}, "'gemma2.rope.freq_base_swa': 5.0"),
+        ("gemma3n", "gemma3n", {"altup__num_inputs": 3}, "'gemma3n.altup.num_inputs': 3, which"),
+        ("gemma3n", "gemma3n", {"activation_sparsity_scale": [1] * 4}, "where 5 values are needed"),
         ("gemma4", "gemma4", {"expert_count": 4}, "has no 'gemma4.expert_used_count'"),
         ("gemma4", "gemma4", {"attention__value_length_swa": 8}, "'gemma4.attention.value_length_swa': 8, which"),
         ("gemma4", "gemma4", {"feed_forward_length": [208] * 5 + [99]}, "'gemma4.feed_forward_length': "),

@@ -45,15 +45,20 @@ def behind_the_last(name: str, values: Mapping[str, Any]) -> bool:
     return found is not None and type(layers) is int and type(more) is int and layers <= int(found[1]) < layers + more
 
 
-OF_KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\..+")
+# By GGUF's names, too.
+OF_KEYS_AND_VALUES = re.compile(
+    r"(?:model\.layers\.(\d+)\.self_attn\.[kv]_(?:proj|norm)|blk\.(\d+)\.attn_[kv](?:_norm)?)\..+"
+)
 
 
 def of_shared_keys(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether it makes keys or values in a layer that has those of an earlier one. Published checkpoints of Gemma 4 hold
-    such tensors, and transformers passes them over, too."""
+    """Whether it makes keys or values in a layer that has those of an earlier one. Published checkpoints of Gemma 3n and 4
+    hold such tensors, and transformers passes them over, too."""
     layers, shared = values.get("num_hidden_layers"), values.get("num_kv_shared_layers")
     found = OF_KEYS_AND_VALUES.fullmatch(name)
-    return found is not None and type(layers) is int and type(shared) is int and layers - shared <= int(found[1]) < layers
+    if found is None or type(layers) is not int or type(shared) is not int:
+        return False
+    return layers - shared <= int(found[1] or found[2]) < layers
 
 
 def refuse_unexpected(names: Iterable[str], quantised: bool) -> None:

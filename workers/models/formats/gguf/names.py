@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import prod
 
-from outrider.workers.models.formats.gguf.architectures.architecture import Architecture, Values
+from outrider.workers.models.formats.gguf.architectures.architecture import Architecture, Values, of_stream
 from outrider.workers.models.formats.gguf.blocks import BY_NAME
 from outrider.workers.models.headers import Entry
 
@@ -24,6 +24,8 @@ GATE_AND_UP = re.compile(r"(blk\.\d+\.ffn)_gate_up_exps\.weight")
 GATE_OR_UP = re.compile(r"ffn_(?:gate|up)_exps(?=\.weight)")
 # Of latent attention what makes all heads' keys, and values.
 OF_HEADS = re.compile(r"blk\.\d+\.attn_[kv]_b\.weight")
+# Of Gemma 3n a matrix for each stream but the first.
+OF_STREAMS = re.compile(r"altup_(?:unembd_)?proj\.weight")
 # A vector here, and a matrix of one row to families; then the other way round; and taps that families have in three
 # dimensions.
 SHARED_GATE = "ffn_gate_inp_shexp.weight"
@@ -83,6 +85,11 @@ def seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
                 found[_of_head(name, head)] = replace(entry, shape=entry.shape[1:], offset=entry.offset + start)
         if OF_HEADS.fullmatch(name) and len(entry.shape) == 3:
             found[of_all_heads(name)] = replace(entry, shape=(entry.shape[0] * entry.shape[1], entry.shape[2]))
+        if OF_STREAMS.fullmatch(name) and len(entry.shape) == 3:
+            kind, shape = BY_NAME[entry.type], entry.shape[1:]
+            size = prod(shape) // kind.values * kind.bytes
+            for stream in range(entry.shape[0]):
+                found[of_stream(name, stream)] = replace(entry, shape=shape, offset=entry.offset + stream * size)
         shape = _family_shape(name, entry.shape)
         if shape != entry.shape:
             found[name] = replace(entry, shape=shape)

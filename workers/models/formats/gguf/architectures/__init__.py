@@ -9,6 +9,7 @@ from outrider.workers.models.formats.gguf.architectures import (
     delta_nets,
     exaone,
     gemma,
+    gemma3n,
     gemma4,
     glm,
     gpt,
@@ -30,6 +31,7 @@ from outrider.workers.models.headers import quoted
 ARCHITECTURES: dict[str, Architecture] = {
     **llama.ARCHITECTURES,
     **gemma.ARCHITECTURES,
+    **gemma3n.ARCHITECTURES,
     **gemma4.ARCHITECTURES,
     **phi.ARCHITECTURES,
     **granite.ARCHITECTURES,

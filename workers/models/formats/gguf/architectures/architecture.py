@@ -44,6 +44,11 @@ def less_one(values: Floats) -> Floats:
     return values - np.float32(1)
 
 
+def of_stream(name: str, stream: int) -> str:
+    """One of the matrices that lie together in a tensor of the file."""
+    return f"{name} of stream {stream}"
+
+
 def as_they_are(config: Values, part: str, count: int) -> NDArray[np.int64] | None:
     return None
 

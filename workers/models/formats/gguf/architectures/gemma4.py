@@ -51,7 +51,7 @@ def _gemma4(metadata: Metadata) -> dict[str, Any]:
     types = layer_types(metadata, 6)
     shared = metadata.get(SHARED, int, 0)
     first = types.index(FULL) if FULL in types else 0
-    by_layer = metadata.get(BY_LAYER, int, 0)
+    width = metadata.get(BY_LAYER, int, 0)
     return (
         rms_epsilon(metadata)
         | _ffn(metadata, len(types) - shared)
@@ -69,9 +69,9 @@ def _gemma4(metadata: Metadata) -> dict[str, Any]:
             "sliding_window": metadata.get(WINDOW, int),
             "rope_parameters": _ropes(metadata),
             "final_logit_softcapping": metadata.get("final_logit_softcapping", float, 0.0) or None,
-            "hidden_size_per_layer_input": by_layer,
+            "hidden_size_per_layer_input": width,
         }
-        | _table(metadata, by_layer)
+        | of_layers_table(metadata, width)
         | _experts(metadata)
     )
 
@@ -83,15 +83,15 @@ def _experts(metadata: Metadata) -> dict[str, Any]:
     return {"enable_moe_block": True} | {name: metadata.get(key, int) for key, name in EXPERTS.items()}
 
 
-def _table(metadata: Metadata, by_layer: int) -> dict[str, Any]:
-    if not by_layer:
+def of_layers_table(metadata: Metadata, width: int) -> dict[str, Any]:
+    if not width:
         return {}
     if not metadata.has_tensor(TABLE):
         metadata.refuse(f"lacks the tensor {quoted(TABLE)}")
     return {"vocab_size_per_layer_input": metadata.file.tensors[TABLE].shape[0]}
 
 
-def _by_layer(metadata: Metadata, key: str, layers: int) -> list[int]:
+def by_layer(metadata: Metadata, key: str, layers: int) -> list[int]:
     """What may be one number for all layers."""
     if isinstance(metadata.values.get(f"{metadata.architecture}.{key}"), list):
         return metadata.several(key, int, layers)
@@ -101,7 +101,7 @@ def _by_layer(metadata: Metadata, key: str, layers: int) -> list[int]:
 def _ffn(metadata: Metadata, own: int) -> dict[str, Any]:
     """Layers behind the ``own`` first ones, which read others' keys, may be twice as wide."""
     key = "feed_forward_length"
-    widths = _by_layer(metadata, key, metadata.get("block_count", int))
+    widths = by_layer(metadata, key, metadata.get("block_count", int))
     double = widths[-1] == 2 * widths[0]
     if widths != [widths[0]] * own + [widths[0] * (2 if double else 1)] * (len(widths) - own):
         metadata.refuse_value(key)
@@ -109,7 +109,7 @@ def _ffn(metadata: Metadata, own: int) -> dict[str, Any]:
 
 
 def _heads(metadata: Metadata, types: list[str]) -> dict[str, Any]:
-    counts = _by_layer(metadata, "attention.head_count_kv", len(types))
+    counts = by_layer(metadata, "attention.head_count_kv", len(types))
     sizes = {kind: metadata.get(key, int) for kind, key in KEYS.items()}
     for kind, size in sizes.items():
         for key in (VALUES[kind], TURNED[kind]):
