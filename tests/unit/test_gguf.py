@@ -341,8 +341,9 @@ def test_it_is_told_what_a_file_would_have_of_its_texts(tmp_path: Path, monkeypa
         writer.add_array("tokenizer.ggml.suppress_tokens", [3, 4])
 
     monkeypatch.setattr(gguf_models, "add_tokenizer", fill)
-    more = {"temp": 0.5, "top_k": 20, "penalty_repeat": 1.25}
-    found = read_model_info(str(small(tmp_path, **{f"general__sampling__{name}": value for name, value in more.items()})))
+    more: dict[str, Any] = {"temp": 0.5, "top_k": 20, "penalty_repeat": 1.25}
+    keys = {f"general__sampling__{name}": value for name, value in more.items()}
+    found = read_model_info(str(small(tmp_path, "llama", **keys)))
     assert set(found.unfollowed) == {"repetition_penalty", "suppress_tokens"}
     assert dict(found.sampling) == {"temperature": 0.5, "top_k": 20}
 
