@@ -320,6 +320,26 @@ def test_factors_by_position_bounds_and_xielu_that_make_no_sense_are_refused():
             Packed(program, model.memory).model()
 
 
+def test_heads_that_make_no_sense_are_refused():
+    model = packed(SHAPES["latent"], Format.FP32)
+    ops, count = list(model.program.ops), len(model.program.weights)
+    at = next(index for index, op in enumerate(ops) if op.kind is Kind.HEADS)
+    heads = ops[at]
+    for changed, sentence in [
+        (replace(heads, heads=0), "0 heads from weight"),
+        (replace(heads, weight=-1), "heads from weight -1 on"),
+        (replace(heads, weight=count - 1), f"heads from weight {count - 1} on, of {count}"),
+        (replace(heads, weight=heads.weight - 1), "matrices in tiles, all of one shape and storage"),
+        (replace(heads, input=heads.input.part(0, 5 * 24)), "6 heads cannot make"),
+        (replace(heads, input=heads.input.part(0, 6 * 15)), "6 heads cannot make"),
+        (replace(heads, output=heads.output.part(0, heads.output.width - 6)), "6 heads cannot make"),
+        (replace(heads, output=heads.input), "6 heads cannot make"),
+        (replace(heads, input=heads.output.part(0, heads.input.width)), "cannot be written into their input's buffer"),
+    ]:
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
+
+
 def test_vectors_side_by_side_that_make_no_sense_are_refused():
     model = packed(SHAPES["streams"], Format.FP32)
     ops, widths = list(model.program.ops), model.program.buffers

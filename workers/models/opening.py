@@ -152,6 +152,8 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
         path["weights"] = laid_out.weights
     if program.cache is Cache.INT8:
         path["cache"] = "int8, weighed in whole numbers"
+    if _is_latent(program):
+        path["attention"] = "of latent vectors"
     if LARGEST_BESIDE_INT4 in {largest_activation(each) for each in program.weights if each.format is Format.W4A8}:
         path["activations"] = f"int8 up to {LARGEST_BESIDE_INT4} beside codes of 4 bits"
     if not program.integer:
@@ -171,7 +173,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
 
 def with_cache(program: Program, spec: ModelSpec) -> Program:
     # A vector has one scale. Where values are a part of it the other, with rope, may be many times as large.
-    latent = any(op.value_in_key for op in program.caches)
+    latent = _is_latent(program)
     if latent and spec.cache_precision == "int8":
         raise UsageError(
             f"--cache-precision: {spec.path} keeps one vector a token for the keys and values of all heads, which is not "
@@ -179,6 +181,10 @@ def with_cache(program: Program, spec: ModelSpec) -> Program:
         )
     small = spec.cache_precision == "int8" or (spec.small_cache and program.integer and not latent)
     return replace(program, cache=Cache.INT8) if small else program
+
+
+def _is_latent(program: Program) -> bool:
+    return any(op.value_in_key for op in program.caches)
 
 
 def _open_hf(spec: ModelSpec) -> OpenModel:

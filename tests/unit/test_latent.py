@@ -1,0 +1,84 @@
+"""Latent attention: what its cache holds, that nothing beside a row changes its bits, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from native_models import TOKENS, logits, open_native
+from tiny_models import LATENT, tiny_model
+
+from outrider.kernels.native import NativeFeed
+from outrider.kernels.program import Cache, Format, Kind, Program
+from outrider.workers.errors import UsageError
+from outrider.workers.messages import ModelSpec, Sampling
+from outrider.workers.models.families import build_program
+from outrider.workers.models.memory_of_program import memory_of_program
+from outrider.workers.models.opening import open_model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def program_of(model_type: str, **sizes: Any) -> Program:
+    return build_program({"model_type": model_type, **LATENT, **sizes}, Format.BF16)
+
+
+@pytest.mark.parametrize(("model_type", "heads"), [("youtu", 16), ("deepseek_v3", 128)])
+def test_a_token_takes_one_vector_whatever_the_number_of_heads(model_type: str, heads: int) -> None:
+    """At published sizes: 576 numbers as a key, 512 of them as a value, in bf16 2,176 bytes a layer."""
+    experts = (
+        {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_group": 1, "topk_group": 1}
+        if model_type == "deepseek_v3"
+        else {}
+    )
+    program = program_of(
+        model_type,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        **experts,
+    )
+    assert program.token_bytes == program.layers * 2176
+    assert memory_of_program(program, 1).token == program.token_bytes
+    # Each head's part of kv_b_proj multiplies its queries, the other what it has gathered.
+    made = [(op.input.width, op.output.width) for op in program.ops if op.kind is Kind.HEADS]
+    assert made == [(heads * 192, heads * 576), (heads * 512, heads * 128)] * program.layers
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "w8a8", "w4a8", "w4abf16"])
+def test_neither_pieces_nor_other_rows_nor_branches_change_a_bit(precision: str, tmp_path: Path) -> None:
+    tiny_model("deepseek-v3").save_pretrained(tmp_path)
+    whole = logits(open_native(tmp_path, precision, threads=1))
+    engine = open_native(tmp_path, precision, threads=2)
+    np.testing.assert_array_equal(whole, logits(engine, pieces=(1, 7, 2, 16)))
+    model, half = engine.model, len(TOKENS) // 2
+    rows = [model.open(Sampling(), len(TOKENS)) for _ in range(9)]
+    # Beside rows of other lengths, then with candidates and branches behind what is in the cache.
+    feeds = [NativeFeed(row, TOKENS[number : number + half], logits=half) for number, row in enumerate(rows)]
+    np.testing.assert_array_equal(whole[:half], model.forward(feeds)[0].logits)
+    left = TOKENS[half:]
+    others = [NativeFeed(row, TOKENS[:3], choose=3, branches=((1, 5), (2, 9))) for row in rows[1:]]
+    for branch in (1, 4):
+        found = model.forward([NativeFeed(rows[0], left, logits=len(left), branches=((branch, 11),)), *others])[0]
+        np.testing.assert_array_equal(whole[half:], found.logits)
+        model.truncate(rows[0], half)
+
+
+def test_a_vector_is_not_rounded_to_8_bits(tmp_path: Path) -> None:
+    """Its part with rope and the other are not of one size. A draft, of which no text depends, keeps it as it is."""
+    tiny_model("youtu-wide").save_pretrained(tmp_path)
+    spec = ModelSpec(str(tmp_path), "native", "w8a8", threads=1)
+    with pytest.raises(UsageError, match="keeps one vector a token for the keys and values of all heads, which is not"):
+        open_model(replace(spec, cache_precision="int8"))
+    draft = open_model(replace(spec, small_cache=True))
+    assert draft.engine.model.program.cache is Cache.BF16  # type: ignore[attr-defined]
+    assert draft.numeric_path["attention"] == "of latent vectors"
