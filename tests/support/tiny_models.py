@@ -310,6 +310,17 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "biogpt": ("biogpt", NEOX),
     "biogpt-untied": ("biogpt", NEOX | {"tie_word_embeddings": False, "scale_embedding": False, "hidden_act": "relu"}),
+    "ettin": (
+        "modernbert-decoder",
+        NEOX | {"num_hidden_layers": 4, "local_attention": 14, "pad_token_id": 0},
+    ),
+    "ettin-biased": (
+        "modernbert-decoder",
+        NEOX
+        | {"num_hidden_layers": 4, "local_attention": 10, "pad_token_id": 0, "norm_bias": True, "attention_bias": True}
+        | {"mlp_bias": True, "classifier_bias": True, "classifier_activation": "silu", "tie_word_embeddings": False}
+        | {"hidden_activation": "gelu_new", "global_attn_every_n_layers": 2},
+    ),
     "lfm2": (
         "lfm2",
         LLAMA | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "block_multiple_of": 16},
@@ -436,6 +447,13 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoeshared",
         MIXTURE
         | {"num_local_experts": 5, "intermediate_size": 40, "shared_intermediate_size": 56, "residual_multiplier": 0.4},
+    ),
+    "granite-moe-swa": (
+        "granitemoe_swa",
+        MIXTURE
+        | {"num_local_experts": 5, "intermediate_size": 40, "shared_intermediate_size": 56, "residual_multiplier": 0.4}
+        | {"num_hidden_layers": 4, "sliding_window": 6, "attention_multiplier": 0.2, "logits_scaling": 3.0}
+        | {"layer_rope_theta": [500.0, 0, 10000, 500.0], "embedding_multiplier": 2.0},
     ),
     "granite-moe-hybrid": (
         "granitemoehybrid",
@@ -569,6 +587,18 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "num_hidden_layers": 4, "head_dim": 24}
         | {"sliding_window": 6, "attention_bias": True, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
         | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+    "flint": (
+        "flint",
+        MIXTURE
+        | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
+        | {"num_hidden_layers": 5, "sliding_window": 6, "head_dim": 24, "attention_bias": True, "mlp_only_layers": [0]},
+    ),
+    "flint-plain": (
+        "flint",
+        MIXTURE
+        | {"num_experts": 5, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 24, "norm_topk_prob": False}
+        | {"num_hidden_layers": 4, "sliding_window": 9, "head_dim": 16, "tie_word_embeddings": True},
     ),
     "lfm2-moe": (
         "lfm2_moe",

@@ -74,12 +74,20 @@ def test_sarvam_s_configuration_by_other_names_and_its_tensors_by_theirs(tmp_pat
 @torch.no_grad()
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("pickled", [False, True])
-def test_biogpt_s_head_has_a_name_of_its_own(own: bool, pickled: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "table", "head"),
+    [
+        ("biogpt", "biogpt.embed_tokens.weight", "output_projection.weight"),
+        ("ettin", "model.embeddings.tok_embeddings.weight", "decoder.weight"),
+    ],
+)
+def test_a_head_may_have_a_name_of_its_own(
+    name: str, table: str, head: str, own: bool, pickled: bool, tmp_path: Path
+) -> None:
     """Beside an embedding that it equals, as published, and where it differs: transformers then believes the weights."""
-    path = save_tiny("biogpt", tmp_path / "model")
+    path = save_tiny(name, tmp_path / "model")
     tensors = load_file(path / "model.safetensors")
-    embedding = tensors["biogpt.embed_tokens.weight"]
-    tensors["output_projection.weight"] = embedding.flip(0).contiguous() if own else embedding.clone()
+    tensors[head] = tensors[table].flip(0).contiguous() if own else tensors[table].clone()
     if pickled:
         (path / "model.safetensors").unlink()
         torch.save(tensors, path / "pytorch_model.bin")
@@ -88,6 +96,13 @@ def test_biogpt_s_head_has_a_name_of_its_own(own: bool, pickled: bool, tmp_path:
     expected = AutoModelForCausalLM.from_pretrained(path).eval()(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
     np.testing.assert_allclose(logits(open_native(path, "fp32")), expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
     check_weights(str(path), "hf")
+
+
+@pytest.mark.parametrize("change", [{"causal_mask": False}, {"rope_scaling": {"type": "linear"}}, {"sliding_window": 9}])
+def test_what_modernbert_s_decoder_does_not_do_is_refused(change: dict[str, Any]) -> None:
+    build_program(said_by_transformers("ettin"), Format.BF16)
+    with pytest.raises(ModelError, match=f'does not know "{next(iter(change))}"'):
+        build_program(said_by_transformers("ettin") | change, Format.BF16)
 
 
 @pytest.mark.parametrize("original", [96, "192", None])

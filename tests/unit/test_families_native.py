@@ -127,7 +127,7 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
     if kind == "falcon":
         kv = {"num_kv_heads": kv_heads} if settings.get("new_decoder_architecture") else {}
         return common | kv | dict(hidden_size=heads * head_size, num_attention_heads=heads, ffn_hidden_size=ffn)
-    if kind in ("persimmon", "biogpt"):
+    if kind in ("persimmon", "biogpt", "modernbert-decoder"):
         return common | dict(hidden_size=heads * head_size, intermediate_size=ffn, num_attention_heads=heads)
     if kind in ("phi", "stablelm"):
         sizes = dict(hidden_size=heads * head_size, num_attention_heads=heads, num_key_value_heads=kv_heads)

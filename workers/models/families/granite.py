@@ -8,7 +8,7 @@ from outrider.kernels.program import Program
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, layer_types, windows
-from outrider.workers.models.families.skeleton import Norms, Style, decoder, read_sizes
+from outrider.workers.models.families.skeleton import Norms, Sizes, Style, decoder, read_sizes
 from outrider.workers.models.rope import Rope, read_rope
 
 
@@ -17,8 +17,12 @@ def granite(config: Config, begin: Begin) -> Program:
 
 
 def granite_swa(config: Config, begin: Begin) -> Program:
-    """Windows, sinks, and a base of rope for each layer."""
     sizes = read_sizes(config, kv_heads=4, epsilon=1e-5, layers=24, heads=20)
+    return decoder(config, begin, sizes, by_layer(config, sizes, replace(_style(config), tied=True)))
+
+
+def by_layer(config: Config, sizes: Sizes, style: Style) -> Style:
+    """With windows, sinks, and a base of rope for each layer."""
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if layer % 4 else FULL)
     rope = read_rope(config, sizes.head_size, sizes.context)
     thetas = config.get("layer_rope_theta")
@@ -31,8 +35,7 @@ def granite_swa(config: Config, begin: Begin) -> Program:
             theta: read_rope(config, sizes.head_size, sizes.context, base=theta) if theta else None for theta in set(thetas)
         }
         ropes = [found[theta] for theta in thetas]
-    style = replace(_style(config), sinks=True, tied=True, windows=windows(config, types, config.window(128)), ropes=ropes)
-    return decoder(config, begin, sizes, style)
+    return replace(style, sinks=True, windows=windows(config, types, config.window(128)), ropes=ropes)
 
 
 def hyperclovax(config: Config, begin: Begin) -> Program:

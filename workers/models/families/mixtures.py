@@ -1,4 +1,4 @@
-"""Mixtures of experts that are chosen by the best scores: Mixtral, Qwen2-MoE, Qwen3-MoE, Mellum 2, OLMoE, FlexOlmo,
+"""Mixtures of experts that are chosen by the best scores: Mixtral, Qwen2-MoE, Qwen3-MoE, Mellum 2, Flint, OLMoE, FlexOlmo,
 GraniteMoE, Hunyuan and gpt-oss."""
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from outrider.workers.models.families.experts import (
     number_of_experts,
     sparse_layers,
 )
+from outrider.workers.models.families.granite import by_layer
 from outrider.workers.models.families.llama import hunyuan_style
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, activation, layer_types, windows
 from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Norms, Sizes, Style, decoder, read_sizes
@@ -106,6 +107,37 @@ def mellum(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, sizes, style)
 
 
+def flint(config: Config, begin: Begin) -> Program:
+    """Qwen3-MoE with sinks, experts chosen by sigmoids beside one for all, and rope in layers with a window alone."""
+    sizes = read_sizes(config, kv_heads=4, head_size=128, layers=49, heads=32, ffn=6144)
+    count, function = number_of_experts(config, 256), activation(config, "hidden_act", "silu")
+    dense, step = config.get("mlp_only_layers"), config.size("decoder_sparse_step", 1)
+    dense = [0, 1] if dense is None else dense
+    shared = config.size("shared_expert_intermediate_size", 1024)
+    experts = Experts(
+        count,
+        chosen_experts(config, count, 6),
+        config.size("moe_intermediate_size", 512),
+        function,
+        Router(Routing.SIGMOID_SHARE if config.flag("norm_topk_prob", True) else Routing.SIGMOID_EACH),
+        shared=Shared(shared, "mlp.shared_expert."),
+        sparse=lambda layer: layer not in dense and (layer + 1) % step == 0,
+    )
+    last = sizes.layers - 1
+    types = layer_types(config, sizes.layers, lambda n: FULL if n < 2 or n % 4 == 1 or n == last else SLIDING)
+    rope, bias = read_rope(config, sizes.head_size, sizes.context), config.flag("attention_bias", False)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=HeadNorms.EACH,
+        sinks=True,
+        windows=windows(config, types, config.window(513)),
+        ropes=[rope if kind == SLIDING else None for kind in types],
+        mixer=mixture(sizes, experts),
+    )
+    return decoder(config, begin, sizes, style)
+
+
 def olmoe(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, epsilon=1e-5, layers=16)
     mixer, bias = mixture(sizes, _olmo_experts(config, sizes.ffn, 64, 8)), config.flag("attention_bias", False)
@@ -137,9 +169,17 @@ def granitemoe(config: Config, begin: Begin) -> Program:
 
 
 def granitemoeshared(config: Config, begin: Begin) -> Program:
-    """``shared_intermediate_size`` may be 0: then nothing stands beside the experts."""
-    width = config.get("shared_intermediate_size", 0)
-    return _granite(config, begin, config.size("shared_intermediate_size") if width else 0)
+    return _granite(config, begin, _beside(config))
+
+
+def granitemoe_swa(config: Config, begin: Begin) -> Program:
+    sizes, shared = read_sizes(config), _beside(config)
+    return decoder(config, begin, sizes, by_layer(config, sizes, _granite_style(config, sizes, shared)))
+
+
+def _beside(config: Config) -> int:
+    """How wide the layer beside the experts is; 0 where there is none."""
+    return config.whole("shared_intermediate_size", 0)
 
 
 # Of granitemoehybrid's recurrent layers, and of training.
@@ -170,21 +210,24 @@ def granitemoehybrid(config: Config, begin: Begin) -> Program:
 
 
 def _granite(config: Config, begin: Begin, shared: int, ropes: Sequence[Rope | None] = ()) -> Program:
-    sizes, scale = read_sizes(config), config.number("residual_multiplier", 1.0)
+    sizes = read_sizes(config)
+    return decoder(config, begin, sizes, replace(_granite_style(config, sizes, shared), ropes=ropes))
+
+
+def _granite_style(config: Config, sizes: Sizes, shared: int) -> Style:
+    scale = config.number("residual_multiplier", 1.0)
     bias, embedding = config.flag("attention_bias", False), config.number("embedding_multiplier", 1.0)
     if config.stated("attention_multiplier", 1.0) is None:  # transformers takes another for it than without a word
         raise config.unknown('"attention_multiplier": null', hf="does")
-    style = Style(
+    return Style(
         qkv_bias=bias,
         output_bias=bias,
         embedding_scale=lambda builder: embedding,
         attention_scale=config.positive("attention_multiplier", 1.0),
         residual_scale=scale,
         logit_scale=1.0 / config.number("logits_scaling", 1.0),
-        ropes=ropes,
         mixer=_granite_experts(config, sizes, shared, scale),
     )
-    return decoder(config, begin, sizes, style)
 
 
 def _granite_experts(config: Config, sizes: Sizes, shared: int, scale: float) -> Mixer:

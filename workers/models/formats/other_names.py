@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 HEAD = "lm_head.weight"
-# What a head is called beside that: GPT-NeoX's, BioGPT's.
-OTHER_HEADS = ("embed_out.weight", "output_projection.weight")
+# What a head is called beside that: GPT-NeoX's, BioGPT's, ModernBERT's.
+OTHER_HEADS = ("embed_out.weight", "output_projection.weight", "decoder.weight")
 HEADS = (HEAD, *OTHER_HEADS)
 # What stands in a layer's name in place of what: in a checkpoint of the family's makers.
 OTHERS = (
@@ -12,6 +12,7 @@ OTHERS = (
     (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # K-EXAONE
     (".mlp.gate.e_score_correction_bias", ".mlp.gate.expert_bias"),  # Sarvam
     ("model.embed_tokens.", "model.word_embeddings."),
+    (".self_attn.sinks", ".self_attn.softmax_offset"),  # Flint
     (".self_attn.qkv_proj.", ".attention.query_key_value."),
     (".self_attn.q_norm.", ".attention.query_layernorm."),
     (".self_attn.k_norm.", ".attention.key_layernorm."),
