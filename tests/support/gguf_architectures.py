@@ -325,6 +325,7 @@ WRITTEN: dict[str, Written] = {
     "exaone4": Written(_windows),
     "starcoder2": Written(),
     "stablelm": Written(_parallel, (_stacked_norms,)),
+    "jais2": Written(),
     "nemotron": Written(_no_scaling, (_plus_one,)),
     "gpt2": Written(steps=(_turned,)),
     "gptneox": Written(_parallel, (_neox,)),

@@ -17,6 +17,8 @@ Floats = NDArray[np.float32]
 Tensors = dict[str, Floats]
 ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 ENDINGS = (".weight", ".bias")
+# The package is older than these, and has their tensors in others.
+KNOWN_AS = {"cohere2moe": "exaone-moe", "hy_v3": "dots1", "mellum": "qwen3moe", "granite_swa": "granite"}
 # Of Granite's mixtures, whose names the package has for one of the two halves.
 GRANITE = {"block_sparse_moe.input_linear": "exps", "shared_mlp.input_linear": "shexp"}
 
@@ -29,12 +31,16 @@ def convert(
     choose: Choose | None = None,
     prepare: Callable[[Tensors], Tensors] = lambda tensors: tensors,
     fuse_gate_and_up: bool = False,
+    others: Mapping[str, Any] | None = None,
 ) -> Path:
-    """``metadata``: keys behind the architecture's name. ``prepare``: what becomes of tensors before they are named."""
+    """``metadata``: keys behind the architecture's name; ``others``: whole keys. ``prepare``: what becomes of tensors
+    before they are named."""
     choose = choose or mostly("F32")
     writer = gguf.GGUFWriter(str(out), architecture)
     for key, value in metadata.items():
         add(writer, f"{architecture}.{key}", value)
+    for key, value in (others or {}).items():
+        add(writer, key, value)
     tensors = {name: tensor.float().numpy() for name, tensor in load_file(source / "model.safetensors").items()}
     vocabulary = len(tensors["model.embed_tokens.weight"])
     add_tokenizer(writer, source, {"vocab_size": vocabulary})
@@ -69,8 +75,7 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _number(architecture: str) -> gguf.MODEL_ARCH:
-    # Older than Command A's mixtures, the package has all of their tensors in Cohere 2 and EXAONE's mixtures.
-    known = "exaone-moe" if architecture == "cohere2moe" else architecture
+    known = KNOWN_AS.get(architecture, architecture)
     return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
 
 
@@ -116,6 +121,34 @@ def heads_apart(heads: int, plain: int) -> Callable[[Tensors], Tensors]:
             else:
                 found[name] = values
         return found
+
+    return prepare
+
+
+def hy_v3(tensors: Tensors) -> Tensors:
+    """What the package has no names for."""
+    found = {}
+    for name, values in tensors.items():
+        layer = name.removeprefix("model.layers.").partition(".")[0]
+        if name.endswith(".mlp.expert_bias"):
+            name = f"blk.{layer}.exp_probs_b"
+        elif name.endswith("router.gate.weight"):
+            name = f"blk.{layer}.ffn_gate_inp.weight"
+        elif ".shared_mlp." in name:
+            name = f"blk.{layer}.ffn_{name.split('.')[-2].removesuffix('_proj')}_shexp.weight"
+        elif ".self_attn.q_norm" in name or ".self_attn.k_norm" in name:
+            name = f"blk.{layer}.attn_{name.split('.')[-2]}.weight"
+        found[name] = values
+    return found
+
+
+def granite_swa(heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
+    def prepare(tensors: Tensors) -> Tensors:
+        found = granite(heads, kv_heads)(tensors)
+        return {
+            f"blk.{name.split('.')[2]}.attn_sinks.weight" if name.endswith(".sinks") else name: values
+            for name, values in found.items()
+        }
 
     return prepare
 

@@ -66,6 +66,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("stablelm", {}, "stablelm"),
     ("stablelm-parallel", {}, "stablelm"),
     ("nemotron", {}, "nemotron"),
+    ("jais2", {}, "jais2"),
+    ("jais2-plain", {"hidden_act": "relu2"}, "jais2"),
     ("gpt2", {}, "gpt2"),
     ("neox", {}, "gptneox"),
     ("neox-serial", {"hidden_act": "gelu", "tie_word_embeddings": False, "attention_bias": True}, "gptneox"),

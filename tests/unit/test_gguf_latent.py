@@ -1,4 +1,4 @@
-"""GGUF files of latent attention (`deepseek2`), with the keys and tensors that llama.cpp's converter gives them."""
+"""GGUF files of latent attention (`deepseek2`, `minicpm3`), as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -249,3 +249,46 @@ def test_a_file_without_corrections_of_its_experts_is_refused(tmp_path: Path) ->
 
     with pytest.raises(ModelError, match=r"lacks the tensor 'blk\.1\.exp_probs_b\.bias'"):
         open_native(write("v3", tmp_path, prepare=without), "fp32")
+
+
+# Its values have their share of the width. What its layers are multiplied by is not in the file.
+OF_MINICPM: dict[str, Any] = {
+    key: value
+    for key, value in BASE.items()
+    if not key.startswith(("expert", "leading")) and not key.endswith(("_mla", "value_length"))
+} | {
+    "block_count": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.head_count_kv": HEADS,
+    "attention.key_length": PLAIN + TURNED,
+    "attention.q_lora_rank": 40,
+}
+SCALES: dict[str, Any] = {"scale_emb": 12, "dim_model_base": 256, "scale_depth": 1.4}
+
+
+def test_minicpm_3_is_what_its_checkpoint_is(tmp_path: Path) -> None:
+    tiny_model("minicpm3", **SCALES).save_pretrained(tmp_path)
+    path = convert(tmp_path, tmp_path / "m.gguf", "minicpm3", OF_MINICPM)
+    assert (logits(open_native(path, "fp32")) == logits(open_native(tmp_path, "fp32"))).all()
+
+
+def test_minicpm_3_with_long_rope(tmp_path: Path) -> None:
+    short, long = [1.0, 1.25, 1.5, 1.75], [2.0, 3.0, 4.0, 5.0]
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": long}
+    model = tiny_model("minicpm3", **SCALES, rope_parameters=rope, original_max_position_embeddings=128)
+    model.save_pretrained(tmp_path)
+
+    def with_factors(tensors: Tensors) -> Tensors:
+        stored = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
+        return tensors | {name: np.array(values, np.float32) for name, values in stored.items()}
+
+    path = convert(tmp_path, tmp_path / "m.gguf", "minicpm3", OF_MINICPM, prepare=with_factors)
+    assert (logits(open_native(path, "fp32")) == logits(open_native(tmp_path, "fp32"))).all()
+    first = OF_MINICPM | {"rope.scaling.original_context_length": 64}
+    path = convert(tmp_path, tmp_path / "n.gguf", "minicpm3", first, prepare=with_factors)
+    with pytest.raises(ModelError, match='"original_max_position_embeddings" is 64'):
+        open_native(path, "fp32")
+    other = OF_MINICPM | {"attention.value_length_mla": 16}
+    path = convert(tmp_path, tmp_path / "o.gguf", "minicpm3", other)
+    with pytest.raises(ModelError, match=r"'minicpm3\.attention\.value_length_mla': 16, which"):
+        read_config(path)

@@ -1,4 +1,4 @@
-"""GGUF files of mixtures and hybrids, with the names, orders, values and keys that llama.cpp's converter gives them."""
+"""GGUF files of mixtures and hybrids, and of Granite with windows, as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_converter import Tensors, convert, delta_nets, flat_taps, granite
+from gguf_converter import Tensors, convert, delta_nets, flat_taps, granite, granite_swa, hy_v3
 from gguf_models import mostly
 from native_models import logits, open_native
 from tiny_models import MIXTURES, TINY, tiny_model
@@ -50,6 +50,7 @@ DELTA = BASE | {
     "attention.recurrent_layers": [True, True, True, False],
     "full_attention_interval": 4,
 }
+SHORT_FACTORS = [1.0 + 0.0625 * pair for pair in range(8)]
 OF_DELTA = (TINY | MIXTURES)["qwen3-next"][1]
 
 
@@ -213,6 +214,129 @@ CASES = {
             "rope.scaling.type": "none",
         },
         {},
+    ),
+    "hy_v3": Case(
+        "hy3",
+        "hy_v3",
+        BASE
+        | HEADS_OF_24
+        | {
+            "block_count": 3,
+            "rope.freq_base": 11158840.0,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 40,
+            "expert_shared_feed_forward_length": 80,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.826,
+            "expert_gating_func": 2,
+        },
+        {},
+        hy_v3,
+    ),
+    "mellum": Case(
+        "mellum",
+        "mellum",
+        BASE
+        | HEADS_OF_24
+        | {
+            "block_count": 4,
+            "rope.freq_base": 500000.0,
+            "rope.freq_base_swa": 500.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 40,
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": [True, False, True, False],
+        },
+        {
+            "mlp_layer_types": ["sparse"] * 4,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 5e5,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "granite_swa": Case(
+        "granite-swa",
+        "granite_swa",
+        BASE
+        | {
+            "block_count": 4,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": [False, True, True, True],
+            "attention.rope_pattern": [True, False, True, True],
+            "attention.scale": 0.2,
+            "embedding_scale": 2.0,
+            "residual_scale": 0.5,
+            "logit_scale": 3.0,
+        },
+        {"layer_rope_theta": [1e4, 0, 1e4, 1e4], "bos_token_id": 0, "eos_token_id": 1},
+        granite_swa(6, 2),
+    ),
+    "phimoe": Case(
+        "phimoe",
+        "phimoe",
+        BASE
+        | {
+            "feed_forward_length": 40,
+            "rope.freq_base": 1000000.0,
+            "rope.dimension_count": 16,
+            "rope.scaling.original_context_length": 4096,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "attention.sliding_window": 0,
+            "expert_count": 6,
+            "expert_used_count": 2,
+        },
+        # GGUF has no key for it, and all models that are published have this one.
+        {"router_jitter_noise": 0.01},
+    ),
+    "phimoe-long": Case(
+        "phimoe-long",
+        "phimoe",
+        BASE
+        | {
+            "context_length": 131072,
+            "feed_forward_length": 40,
+            "attention.head_count_kv": 3,
+            "rope.dimension_count": 16,
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.attn_factor": 1.190238,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "attention.sliding_window": 30,
+            "expert_count": 4,
+            "expert_used_count": 2,
+        },
+        {
+            "router_jitter_noise": 0.01,
+            "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 4096,
+                "short_factor": SHORT_FACTORS,
+                "long_factor": [2.0] * 8,
+                "short_mscale": 1.243163121016122,
+                "long_mscale": 1.243163121016122,
+            },
+        },
+        lambda tensors: (
+            tensors
+            | {"rope_factors_short.weight": np.array(SHORT_FACTORS, np.float32)}
+            | {"rope_factors_long.weight": np.full(8, 2, np.float32)}
+        ),
     ),
     "cohere2moe": Case(
         "cohere2-moe",
@@ -586,6 +710,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"expert_weights_scale": 2.0},
         "'minimax-m2.expert_weights_scale': 2.0, which",
     ),
+    "shares of Hy 3's that do not add up": ("hy_v3", {"expert_weights_norm": False}, "'hy_v3.expert_weights_norm': False"),
+    "a width beside Hy 3's": (
+        "hy_v3",
+        {"expert_shared_feed_forward_length": 56},
+        "'hy_v3.expert_shared_feed_forward_length': 56, which",
+    ),
+    "another long rope": ("phimoe-long", {"context_length": 65536}, "has long rope from 4096 to 65536 tokens; of phimoe"),
+    "more than two experts": ("phimoe", {"expert_used_count": 3}, '"num_experts_per_tok": 3'),
+    "no word of which layers have rope": (
+        "granite_swa",
+        {"attention.rope_pattern": None},
+        "no 'granite_swa.attention.rope_pattern'",
+    ),
+    "experts of Granite's with windows": ("granite_swa", {"expert_count": 4}, "'granite_swa.expert_count': 4, which"),
+    "a base for Granite's windows": ("granite_swa", {"rope.freq_base_swa": 5.0}, "'granite_swa.rope.freq_base_swa': 5.0"),
     "a score of ERNIE's": ("ernie4_5-moe", {"expert_gating_func": 2}, "'ernie4_5-moe.expert_gating_func': 2, which"),
 }
 

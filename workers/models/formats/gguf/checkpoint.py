@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +55,19 @@ class GgufCheckpoint:
         return [name for name in tensors if block_of(name) not in self._further]
 
     def has(self, name: str) -> bool:
-        return stored_name(self._architecture, name) in self._entries or self._in_two(name) is not None
+        found = stored_name(self._architecture, name) in self._entries
+        return found or self._in_two(name) is not None or self._key(name) is not None
 
     def _in_two(self, name: str) -> KeysAndValues | None:
         return keys_and_values(stored_name(self._architecture, name), self._raw, self._config)
 
+    def _key(self, name: str) -> str | None:
+        """Of the metadata, where the tensor is a number that stands there."""
+        return self._architecture.numbers.get(part_of(self._architecture, name)[1])
+
     def type_of(self, tensor: Tensor) -> str:
+        if self._key(tensor.name) is not None:
+            return "F32"
         if (two := self._in_two(tensor.name)) is not None:
             return two.type_of(tensor)
         return self._find(tensor)[1].type
@@ -68,6 +76,8 @@ class GgufCheckpoint:
         raise ModelError(f"{quoted(name)} is not read from GGUF files")
 
     def parts(self, tensor: Tensor) -> Collection[str]:
+        if self._key(tensor.name) is not None:
+            return ()
         if (two := self._in_two(tensor.name)) is not None:
             return two.parts(tensor)
         return [holder(self._find(tensor)[0], self._file.tensors)]
@@ -82,6 +92,9 @@ class GgufCheckpoint:
         return name, self._entries[name]
 
     def check(self, tensor: Tensor) -> None:
+        if self._key(tensor.name) is not None:
+            self._number(tensor)
+            return
         if (two := self._in_two(tensor.name)) is not None:
             two.check(tensor)
             return
@@ -109,6 +122,8 @@ class GgufCheckpoint:
         return GgufMatrix(name, self._raw, kind, scheme, shape, self._order_of_rows(tensor), order)
 
     def rows(self, tensor: Tensor, start: int, stop: int) -> Array:
+        if self._key(tensor.name) is not None:
+            return np.array([self._number(tensor)], np.float32)[start:stop]
         matrix = self.matrix(tensor)
         if matrix is not None:
             return natural_order(matrix.rows(start, stop).dequantise(), matrix.order)
@@ -130,6 +145,16 @@ class GgufCheckpoint:
             raise ModelError(
                 f"{entry.file}: the tensor {quoted(name)} holds values that its model cannot have: {error}"
             ) from None
+
+    def _number(self, tensor: Tensor) -> float:
+        """One for all layers, or one for each."""
+        key, layer = self._key(tensor.name), part_of(self._architecture, tensor.name)[0]
+        values = self._file.metadata.get(str(key))
+        count = self._config["num_hidden_layers"]
+        each: list[Any] = values if isinstance(values, list) else [values] * count
+        if len(each) != count or not all(type(value) is float for value in each):
+            raise ModelError(f"{self._file.path} has {quoted(key)}: {quoted(values)}, where {count} values are needed")
+        return float(each[int(layer)])
 
     def _plain_rows(self, name: str, order: NDArray[np.int64] | None, start: int, stop: int) -> Array:
         if order is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.workers.models.formats.gguf.architectures import (
+    apertus,
     cohere,
     cohere_moe,
     corrected_mixtures,
@@ -30,6 +31,7 @@ from outrider.workers.models.headers import quoted
 
 ARCHITECTURES: dict[str, Architecture] = {
     **llama.ARCHITECTURES,
+    **apertus.ARCHITECTURES,
     **gemma.ARCHITECTURES,
     **gemma3n.ARCHITECTURES,
     **gemma4.ARCHITECTURES,

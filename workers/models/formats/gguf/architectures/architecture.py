@@ -64,7 +64,8 @@ class Architecture:
     ``order``: (configuration, part or whole, rows) -> where in the file each row lies; None: in its own place.
     ``columns``: (configuration, part or whole, columns) -> of each column in the file the input that it multiplies.
     ``changes``: what is done to the values of a module's tensors, or of single ones (never of codes), as float32.
-    ``in_config``: tensors that the configuration is made from.
+    ``in_config``: tensors that the configuration is made from. ``numbers``: the keys of metadata that hold, for all
+    layers, tensors of one number.
     """
 
     config: Callable[[Metadata], dict[str, Any]]
@@ -76,3 +77,4 @@ class Architecture:
     columns: Callable[[Values, str, int], NDArray[np.int64] | None] = as_they_are
     changes: Mapping[str, Callable[[Floats], Floats]] = field(default_factory=dict)
     in_config: frozenset[str] = frozenset({ROPE_FACTORS})
+    numbers: Mapping[str, str] = field(default_factory=dict)

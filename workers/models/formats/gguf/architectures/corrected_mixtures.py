@@ -1,4 +1,6 @@
-"""Mixtures whose experts are chosen by more than their scores: GLM-4.5, dots.llm1, K-EXAONE, MiniMax-M2, Trinity, ERNIE."""
+"""Mixtures whose experts are chosen by more than their scores: GLM-4.5, dots.llm1, K-EXAONE, MiniMax-M2,
+Trinity, ERNIE, Hy 3.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,8 @@ AFMOE_PARTS = PARTS | {
     "mlp.router.gate": "ffn_gate_inp",
     "mlp.expert_bias": "exp_probs_b.bias",
 }
+# Without an ending.
+HY_V3_PARTS = PARTS | {"mlp.e_score_correction_bias": "exp_probs_b"}
 ERNIE_PARTS = PARTS | {"mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias"}
 # llama.cpp knows no other of Trinity: every fourth layer sees all tokens.
 EVERY = 4
@@ -99,6 +103,31 @@ def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _hy_v3(metadata: Metadata) -> dict[str, Any]:
+    """No key says which layers have experts, nor how many are shared: one layer of their width together."""
+    count, used = experts(metadata)
+    check_scores(metadata, SIGMOID)
+    if not metadata.get("expert_weights_norm", bool, True):
+        metadata.refuse_value("expert_weights_norm")
+    width = metadata.get("expert_feed_forward_length", int)
+    shared = metadata.get(SHARED_WIDTH, int, width)
+    if shared % width:
+        metadata.refuse_value(SHARED_WIDTH)
+    config = llama_style(metadata)
+    sparse = [metadata.has_tensor(f"blk.{layer}.ffn_gate_inp.weight") for layer in range(config["num_hidden_layers"])]
+    return config | {
+        "model_type": "hy_v3",
+        "num_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": width,
+        "num_shared_experts": shared // width,
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "router_scaling_factor": scale(metadata),
+        "attention_bias": biased(metadata),
+        "hidden_act": "silu",
+    }
+
+
 def _afmoe(metadata: Metadata) -> dict[str, Any]:
     count, used = experts(metadata)
     check_scores(metadata, SIGMOID)
@@ -154,6 +183,9 @@ ARCHITECTURES = {
         parts=PARTS,
     ),
     "minimax-m2": Architecture(_minimax_m2, KNOWN_OF_EXPERTS | {"expert_gating_func"}, parts=MINIMAX_PARTS),
+    "hy_v3": Architecture(
+        _hy_v3, KNOWN_OF_EXPERTS | WEIGHTS | {"expert_gating_func", SHARED_WIDTH, FURTHER_LAYERS}, parts=HY_V3_PARTS
+    ),
     "afmoe": Architecture(_afmoe, KNOWN_OF_CORRECTED | WEIGHTS | GROUPS | {WINDOW}, parts=AFMOE_PARTS),
     "ernie4_5-moe": Architecture(
         _ernie4_5_moe,

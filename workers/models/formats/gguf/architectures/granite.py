@@ -1,12 +1,19 @@
-"""Granite: Llama's layers, with multipliers."""
+"""Granite: Llama's layers, with multipliers; and one with windows and sinks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from outrider.workers.models.formats.gguf.architectures.architecture import KNOWN, Architecture
+from outrider.workers.models.formats.gguf.architectures.architecture import KNOWN, LLAMA_PARTS, Architecture
 from outrider.workers.models.formats.gguf.architectures.rows import interleaved
-from outrider.workers.models.formats.gguf.architectures.sizes import biased, head_size, llama_style, mlp_biased
+from outrider.workers.models.formats.gguf.architectures.sizes import (
+    base,
+    biased,
+    head_size,
+    llama_style,
+    mlp_biased,
+)
+from outrider.workers.models.formats.gguf.architectures.windows import PATTERN, WINDOW, layer_types, same_base
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 # As the file names them, and as config.json does.
@@ -35,8 +42,34 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     return granite_style(metadata) | {"model_type": "granite", "mlp_bias": mlp_biased(metadata)}
 
 
+# Of each layer whether it has rope.
+ROPE_PATTERN = "attention.rope_pattern"
+
+
+def _granite_swa(metadata: Metadata) -> dict[str, Any]:
+    """The file has one base of rope for all layers that have any."""
+    same_base(metadata)
+    config = granite_style(metadata)
+    turned = metadata.several(ROPE_PATTERN, bool, config["num_hidden_layers"])
+    return config | {
+        "model_type": "granite_swa",
+        "mlp_bias": mlp_biased(metadata),
+        "sliding_window": metadata.get(WINDOW, int),
+        "layer_types": layer_types(metadata, 4),
+        "layer_rope_theta": [base(metadata) if each else 0 for each in turned],
+    }
+
+
 # Files of Granite 4 without recurrent layers tell of these all the same.
 RECURRENT_NAMES = "ssm.conv_kernel ssm.state_size ssm.group_count ssm.inner_size ssm.time_step_rank"
 RECURRENT = frozenset(RECURRENT_NAMES.split())
 KNOWN_OF_DENSE = KNOWN_OF_GRANITE | RECURRENT | {"expert_shared_feed_forward_length"}
-ARCHITECTURES = {"granite": Architecture(_granite, KNOWN_OF_DENSE, order=interleaved)}
+ARCHITECTURES = {
+    "granite": Architecture(_granite, KNOWN_OF_DENSE, order=interleaved),
+    "granite_swa": Architecture(
+        _granite_swa,
+        KNOWN_OF_GRANITE | {WINDOW, PATTERN, ROPE_PATTERN, "rope.freq_base_swa"},
+        parts=LLAMA_PARTS | {"self_attn.sinks": "attn_sinks.weight"},
+        order=interleaved,
+    ),
+}

@@ -1,10 +1,10 @@
-"""Latent attention: DeepSeek V2 and V3, and what is built as they are (Moonlight, Kimi, GLM-4.7-Flash, Youtu)."""
+"""Latent attention: DeepSeek V2 and V3, those built alike (Moonlight, Kimi, GLM-4.7-Flash, Youtu), and MiniCPM 3."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from outrider.workers.models.formats.gguf.architectures.architecture import GATED, NORMS_BEFORE, Architecture
+from outrider.workers.models.formats.gguf.architectures.architecture import GATED, KNOWN, NORMS_BEFORE, Architecture
 from outrider.workers.models.formats.gguf.architectures.corrected_mixtures import GROUPS, KNOWN_OF_CORRECTED, WEIGHTS
 from outrider.workers.models.formats.gguf.architectures.experts import (
     CORRECTED,
@@ -17,6 +17,7 @@ from outrider.workers.models.formats.gguf.architectures.experts import (
     scale,
 )
 from outrider.workers.models.formats.gguf.architectures.left_out import FURTHER_LAYERS, layers
+from outrider.workers.models.formats.gguf.architectures.phi import LONG, SHORT, long_rope
 from outrider.workers.models.formats.gguf.architectures.sizes import LOG_FACTOR, heads_of, rms_epsilon, scaled_rope
 from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.headers import quoted
@@ -82,11 +83,11 @@ def _deepseek2(metadata: Metadata) -> dict[str, Any]:
 
 
 def _attention(metadata: Metadata) -> dict[str, Any]:
-    heads, rank = heads_of(metadata), metadata.get(RANK, int)
+    heads, rank, width = heads_of(metadata), metadata.get(RANK, int), metadata.get("embedding_length", int)
     turned = metadata.get("rope.dimension_count", int)
     narrow = metadata.has(KEY_SIZE) or metadata.has(VALUE_SIZE)
     key = metadata.get(KEY_SIZE if narrow else "attention.key_length", int)
-    value = metadata.get(VALUE_SIZE if narrow else "attention.value_length", int)
+    value = metadata.get(VALUE_SIZE if narrow else "attention.value_length", int, None if narrow else width // heads)
     if not 0 < turned < key:
         metadata.refuse_value("rope.dimension_count")
     expected = (
@@ -97,7 +98,7 @@ def _attention(metadata: Metadata) -> dict[str, Any]:
             metadata.refuse_value(f"attention.{name}")
     return {
         "num_hidden_layers": layers(metadata),
-        "hidden_size": metadata.get("embedding_length", int),
+        "hidden_size": width,
         "intermediate_size": metadata.get("feed_forward_length", int),
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
@@ -112,6 +113,19 @@ def _attention(metadata: Metadata) -> dict[str, Any]:
         "rope_parameters": scaled_rope(metadata) | _factor_of_scores(metadata),
         **rms_epsilon(metadata),
     }
+
+
+def _minicpm3(metadata: Metadata) -> dict[str, Any]:
+    """What GGUF has no keys for, multipliers of embeddings, layers and logits, is as llama.cpp knows it, and the family."""
+    if metadata.has(KEY_SIZE) or metadata.has(VALUE_SIZE):
+        metadata.refuse_value(KEY_SIZE if metadata.has(KEY_SIZE) else VALUE_SIZE)
+    config = _attention(metadata)
+    if metadata.has_tensor(LONG):
+        original = metadata.get("rope.scaling.original_context_length", int, config["max_position_embeddings"])
+        scaling = long_rope(metadata) | {"original_max_position_embeddings": original}
+        # Nothing follows for sines and cosines from lengths that are the same, and no others are run.
+        config["rope_parameters"] = scaling | {"attention_factor": None}
+    return config | {"model_type": "minicpm3"}
 
 
 def _factor_of_scores(metadata: Metadata) -> dict[str, Any]:
@@ -158,5 +172,11 @@ ARCHITECTURES = {
         _deepseek2,
         KNOWN_OF_CORRECTED | WEIGHTS | GROUPS | {FURTHER_LAYERS, QUERY_RANK, RANK, KEY_SIZE, VALUE_SIZE, LOG_FACTOR},
         parts=PARTS,
+    ),
+    "minicpm3": Architecture(
+        _minicpm3,
+        KNOWN | {QUERY_RANK, RANK, KEY_SIZE, VALUE_SIZE},
+        parts=PARTS,
+        in_config=frozenset({SHORT, LONG}),
     ),
 }

@@ -1,4 +1,4 @@
-"""Llama's names with layer norms: StarCoder 2, StableLM and Nemotron."""
+"""Llama's names with layer norms: StarCoder 2, StableLM, Nemotron and Jais 2."""
 
 from __future__ import annotations
 
@@ -53,6 +53,20 @@ def _stablelm(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _jais2(metadata: Metadata) -> dict[str, Any]:
+    return (
+        sizes(metadata)
+        | {"rope_parameters": rope(metadata)}
+        | {
+            "model_type": "jais2",
+            "hidden_act": "relu2",
+            "layer_norm_eps": _epsilon(metadata),
+            "attention_bias": biased(metadata),
+            "mlp_bias": mlp_biased(metadata),
+        }
+    )
+
+
 def _nemotron(metadata: Metadata) -> dict[str, Any]:
     return _style(metadata) | {
         "model_type": "nemotron",
@@ -66,5 +80,6 @@ def _nemotron(metadata: Metadata) -> dict[str, Any]:
 ARCHITECTURES = {
     "starcoder2": Architecture(_starcoder2, KNOWN | {WINDOW}, parts=STARCODER2),
     "stablelm": Architecture(_stablelm, KNOWN | {"use_parallel_residual"}, parts=STABLELM),
+    "jais2": Architecture(_jais2, parts=NEMOTRON),
     "nemotron": Architecture(_nemotron, parts=NEMOTRON, changes=dict.fromkeys(NEMOTRON_NORMS, less_one)),
 }

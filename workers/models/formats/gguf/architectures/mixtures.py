@@ -8,8 +8,8 @@ from outrider.workers.models.formats.gguf.architectures.architecture import LLAM
 from outrider.workers.models.formats.gguf.architectures.experts import KNOWN_OF_EXPERTS, SHARED_WIDTH, experts
 from outrider.workers.models.formats.gguf.architectures.granite import KNOWN_OF_GRANITE, granite_style
 from outrider.workers.models.formats.gguf.architectures.rows import interleaved
-from outrider.workers.models.formats.gguf.architectures.sizes import biased, llama_style
-from outrider.workers.models.formats.gguf.architectures.windows import WINDOW
+from outrider.workers.models.formats.gguf.architectures.sizes import base, biased, llama_style, scaled_rope
+from outrider.workers.models.formats.gguf.architectures.windows import KNOWN_OF_WINDOWS, SLIDING, WINDOW, layer_types
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 KNOWN_OF_MIXTURES = KNOWN_OF_EXPERTS | {SHARED_WIDTH}
@@ -63,6 +63,20 @@ def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
         "model_type": "qwen3_moe",
         "norm_topk_prob": True,
         "attention_bias": biased(metadata),
+    }
+
+
+def _mellum(metadata: Metadata) -> dict[str, Any]:
+    """Without a window all layers see all tokens. Those with one are not scaled."""
+    window = metadata.get(WINDOW, int, 0)
+    config = _qwen3_moe(metadata)
+    types = layer_types(metadata, 4) if window else ["full_attention"] * config["num_hidden_layers"]
+    of_windows = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", float, base(metadata))}
+    return config | {
+        "model_type": "mellum",
+        "sliding_window": window or None,
+        "layer_types": types,
+        "rope_parameters": {"full_attention": scaled_rope(metadata), SLIDING: of_windows},
     }
 
 
@@ -132,6 +146,7 @@ MIXTRAL = Architecture(_mixtral, KNOWN_OF_MIXTURES | {WINDOW}, parts=PARTS, orde
 ARCHITECTURES = {
     "qwen2moe": Architecture(_qwen2_moe, KNOWN_OF_MIXTURES, parts=PARTS),
     "qwen3moe": Architecture(_qwen3_moe, KNOWN_OF_MIXTURES, parts=PARTS),
+    "mellum": Architecture(_mellum, KNOWN_OF_MIXTURES | KNOWN_OF_WINDOWS, parts=PARTS),
     "olmoe": Architecture(_olmoe, KNOWN_OF_MIXTURES, parts=PARTS),
     "granitemoe": Architecture(_granite_moe, KNOWN_OF_GRANITE_MIXTURES, parts=GRANITE_PARTS, order=interleaved),
     "hunyuan-moe": Architecture(_hunyuan_moe, KNOWN_OF_EXPERTS | {SHARED_WIDTH, SHARED_COUNT}, parts=HUNYUAN_PARTS),
