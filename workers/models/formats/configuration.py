@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.compressed import GLOBAL_SCALE, FourBitFloats, PackedMatrix, PlainMatrix, Weights
@@ -22,6 +22,7 @@ MXFP4, NVFP4, MXFP8 = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-qua
 PACKED, PLAIN = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized", MXFP8)
 # Of floats of four bits: the columns under one scale.
 GROUPS = {MXFP4: 32, NVFP4: 16}
+Meant = TypeVar("Meant")
 
 
 class Quantisation(Protocol):
@@ -93,14 +94,38 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Targets(Generic[Meant]):
+    """What is said of layers by their names and by patterns of them. There may be thousands, of as many layers."""
+
+    named: Mapping[str, Meant]
+    patterns: tuple[tuple[re.Pattern[str], Meant], ...]
+
+    @classmethod
+    def of(cls, section: Section, meant: Mapping[str, Meant]) -> Targets[Meant]:
+        """Patterns in alphabetical order, in which the library tries them."""
+        named = {name: each for name, each in meant.items() if not name.startswith("re:")}
+        patterns = sorted(name for name in meant if name.startswith("re:"))
+        return cls(named, tuple((pattern_of(section, name[3:], quoted(name)), meant[name]) for name in patterns))
+
+    def find(self, names: Sequence[str]) -> Meant | None:
+        """Of a layer that has these names: by name before pattern."""
+        named = (self.named[name] for name in names if name in self.named)
+        matched = (meant for pattern, meant in self.patterns if any(map(pattern.match, names)))
+        return next(named, next(matched, None))
+
+
+@dataclass(frozen=True, slots=True)
 class Compressed:
-    groups: tuple[Group, ...]
-    plain: tuple[str, ...]
+    """``first`` is the group that says what the checkpoint was made for."""
+
+    first: Group
+    groups: Targets[Group]
+    ignored: Targets[bool]
     name: str = "compressed-tensors"
 
     @property
     def made_for(self) -> str:
-        first = self.groups[0]
+        first = self.first
         if first.weights.float:
             return "w4abf16" if first.format == MXFP4 else "bf16"
         if first.activation_bits == 8 and not first.float_activations:
@@ -113,9 +138,10 @@ class Compressed:
         if not packed and not parts.has("weight_scale"):
             return None
         names = names_of_layer(module)
-        if any(_names(ignored, name) for ignored in self.plain for name in names):
+        if self.ignored.find(names):
             parts.refuse(f'is quantised, "ignore" in {KEY} says that it is not')
-        group = self._group(names)
+        # The class of all linear layers comes last.
+        group = self.groups.find(names) or self.groups.named.get("Linear")
         if group is None:
             parts.refuse(f"is quantised, but no target in {KEY} names it")
         if packed != (group.format not in PLAIN):
@@ -127,20 +153,6 @@ class Compressed:
         if packed:
             return PackedMatrix.of(parts, shape, group.weights)
         return PlainMatrix.of(parts, shape, group.weights, name=name)
-
-    def _group(self, names: Sequence[str]) -> Group | None:
-        """As the library has it: by name before pattern before class, patterns in alphabetical order, and the last of
-        several groups that have the same target."""
-        by_target = {target: group for group in self.groups for target in group.targets}
-        targets = (*names, *sorted(target for target in by_target if target.startswith("re:")))
-        found = (each for each in targets if each in by_target and any(_names(each, name) for name in names))
-        return by_target.get(next(found, "Linear"))
-
-
-def _names(target: str, module: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target[3:], module) is not None
-    return target == module
 
 
 def _compressed(section: Section) -> Compressed:
@@ -158,10 +170,10 @@ def _compressed(section: Section) -> Compressed:
     for name, values in stated.items():
         inner = Section(values, f'{section.source}: "config_groups": {quoted(name)}')
         groups.append(_group(inner, common))
-    for name in (*section.names("ignore"), *(target for group in groups for target in group.targets)):
-        if name.startswith("re:"):
-            pattern_of(section, name[3:], quoted(name))
-    return Compressed(tuple(groups), section.names("ignore"))
+    # Of several groups that have the same target the library takes the last.
+    by_target = {target: group for group in groups for target in group.targets}
+    ignored = Targets.of(section, dict.fromkeys(section.names("ignore"), True))
+    return Compressed(groups[0], Targets.of(section, by_target), ignored)
 
 
 def _group(section: Section, common: str) -> Group:

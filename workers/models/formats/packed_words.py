@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.workers.models.formats.awq import AwqMatrix
@@ -26,20 +26,23 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What a configuration says of all layers, and of those whose names it states: None where they are left as they were.
+    """What a configuration says of all layers, of those that are ``named``, and of others by patterns of their names: None
+    where they are left as they were.
 
     ``stated`` is where it says so.
     """
 
     usual: Layer
-    others: tuple[tuple[Callable[[str], object], Layer | None], ...] = ()
+    patterns: tuple[tuple[Callable[[str], object], Layer | None], ...] = ()
     plain: tuple[str, ...] = ()
+    named: Mapping[str, Layer | None] = field(default_factory=dict)
     stated: str = "dynamic"
 
     def of(self, parts: Parts) -> Layer:
         refuse_kept_plain(parts, self.plain)
         names = names_of_layer(parts.module)
-        layer = next((other for names_it, other in self.others if any(map(names_it, names))), self.usual)
+        matched = (other for matches, other in self.patterns if any(map(matches, names)))
+        layer = next((self.named[name] for name in names if name in self.named), next(matched, self.usual))
         if layer is None:
             parts.refuse(f'is quantised, "{self.stated}" in {KEY} says that it is not')
         return layer
@@ -123,6 +126,8 @@ def _layer(section: Section, base: Layer | None) -> Layer:
 AS_AWQ = ("auto_round:auto_awq", "auto_round:awq")
 AS_GPTQ = ("auto_round:auto_gptq", "auto_round:gptq", "auto")
 AS_GPTQ_V2 = ("auto_round", "auto_round:gptqmodel")
+# A layer's name; anything else is a pattern.
+NAME = re.compile(r"[\w.]+")
 
 
 def read_auto_round(section: Section) -> Awq | Gptq:
@@ -139,21 +144,18 @@ def read_auto_round(section: Section) -> Awq | Gptq:
         section.one_of("bits", (4,), 4)
     base = _layer(section, None)
     stated: dict[str, Any] = Section(section.values.get("extra_config") or {}, f'{section.source}: "extra_config"').values
-    # A layer's own name counts before a pattern.
-    ordered = sorted(stated.items(), key=lambda item: not _is_name(item[0]))
-    others = [(_naming(section, name), _extra(section, name, values, base)) for name, values in ordered if values]
-    layers = Layers(base, tuple(others), section.names("modules_to_not_convert"), "extra_config")
+    named: dict[str, Layer | None] = {}
+    patterns: list[tuple[Callable[[str], object], Layer | None]] = []
+    for name, values in stated.items():
+        if values:
+            layer = _extra(section, name, values, base)
+            named[name] = layer
+            if not NAME.fullmatch(name):
+                patterns.append((pattern_of(section, name, f'"extra_config": {quoted(name)}').search, layer))
+    layers = Layers(base, tuple(patterns), section.names("modules_to_not_convert"), named, "extra_config")
     return (
         Awq(layers, "auto-round, as awq") if packing in AS_AWQ else Gptq(layers, packing in AS_GPTQ, "auto-round, as gptq")
     )
-
-
-def _is_name(text: str) -> bool:
-    return re.fullmatch(r"[\w.]+", text) is not None
-
-
-def _naming(section: Section, name: str) -> Callable[[str], object]:
-    return name.__eq__ if _is_name(name) else pattern_of(section, name, f'"extra_config": {quoted(name)}').search
 
 
 def _extra(section: Section, name: str, values: Any, base: Layer) -> Layer | None:
