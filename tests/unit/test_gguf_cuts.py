@@ -12,11 +12,13 @@ from llama_cpp_tokens import (
     APPROXIMATED,
     CASES,
     answers,
+    byte_level,
     sentence_pieces,
     texts,
     texts_with_special_tokens,
     write_tokens,
 )
+from llguidance import LLTokenizer
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.gguf.cuts import CUTS
@@ -82,6 +84,15 @@ def test_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
     tokenizer = gguf_tokenizer(write_tokens(tmp_path / "t.gguf", *CASES[name]))
     for text, ids in zip(texts_with_special_tokens(), ANSWERS["ids"][name], strict=True):
         assert tokenizer(text)["input_ids"] == ids, text
+
+
+def test_grammars_read_the_same_tokens(tmp_path: Path) -> None:
+    """Their library has another engine for patterns, and forces tokens by what it makes of a text."""
+    for cut in {cut.steps: name for name, cut in CUTS.items()}.values():
+        fast = gguf_tokenizer(write_tokens(tmp_path / "t.gguf", byte_level(), {"pre": cut})).backend_tokenizer
+        library = LLTokenizer(fast.to_str(), n_vocab=len(byte_level().types), eos_token=2)
+        for text in texts():
+            assert library.tokenize_str(text) == fast.encode(text, add_special_tokens=False).ids, (cut, text)
 
 
 @pytest.mark.parametrize("key", ["add_sep_token", "remove_extra_whitespaces", "normalizer.lowercase"])
