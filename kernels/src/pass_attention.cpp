@@ -39,8 +39,11 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
   const int64_t kept = static_cast<int64_t>(rows - branches.size());
   const int group = op.heads / op.kv_heads;
   // Queries of a head that one thread takes at once share what the first of them brings into its cache.
-  const int64_t all_queries = kept * op.heads, even = kPiecesAThread * engine.pool->threads();
-  const int64_t piece = kQueryBlock * std::clamp<int64_t>(all_queries / kQueryBlock / even, 1, kMostQueryBlocks);
+  const int64_t all_queries = kept * op.heads, threads = engine.pool->threads(), even = kPiecesAThread * threads;
+  // Where there are fewer blocks than threads, halves of blocks: a thread more works, and a half still shares what it reads.
+  const int64_t piece = all_queries < kQueryBlock * threads
+                            ? kQueryBlock / 2
+                            : kQueryBlock * std::clamp<int64_t>(all_queries / kQueryBlock / even, 1, kMostQueryBlocks);
   const auto pieces_of_head = [&](const FeedState &feed) {
     return (static_cast<int64_t>(queries_of(op, feed).count) * group + piece - 1) / piece;
   };
