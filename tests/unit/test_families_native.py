@@ -55,7 +55,7 @@ def families(quick: Collection[str] = QUICK) -> Iterator[object]:
 
 def one_of_each() -> list[str]:
     """The last of each family, which has the most of its own, and those that are unlike it."""
-    return [*{kind: name for name, (kind, _) in FAMILIES.items()}.values(), "phi3", "gemma3", "gemma4", "neox"]
+    return [*{kind: name for name, (kind, _) in FAMILIES.items()}.values(), "phi3", "gemma3", "gemma3n", "gemma4", "neox"]
 
 
 @one_thread()
