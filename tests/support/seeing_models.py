@@ -67,6 +67,16 @@ _WINDOWS = {"sliding_window": 16, "sliding_window_pattern": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "aya_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
     "cohere2_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
+    "cohere_compass": _seeing(
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "logit_scale": 0.25}
+        | {
+            "rope_parameters": {
+                "full_attention": None,
+                "sliding_attention": {"rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+            }
+        },
+        _QWEN_EYES,
+    ),
     "exaone4_5": _seeing({"model_type": "exaone4"} | _WINDOWS, _QWEN_EYES | {"num_key_value_heads": 2}),
     "gemma3": _seeing({"sliding_window": 16}, mm_tokens_per_image=4),
     "gemma4": _seeing(

@@ -345,6 +345,19 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "cohere2",
         LLAMA | {"num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 3, "attention_bias": True},
     ),
+    "cohere-compass": (
+        "cohere_compass_text",
+        LLAMA
+        | {"num_hidden_layers": 4, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {"attention_bias": True, "logit_scale": 0.25}
+        | {"rope_parameters": {"full_attention": None, "sliding_attention": {"rope_theta": 500.0, "rope_type": "default"}}},
+    ),
+    "cohere-compass-open": (
+        "cohere_compass_text",
+        LLAMA
+        | {"tie_word_embeddings": False}
+        | {"rope_parameters": {"full_attention": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}}},
+    ),
     "phi": ("phi", LLAMA | {"num_key_value_heads": 6}),
     "phi-normed": ("phi", LLAMA | {"qk_layernorm": True, "tie_word_embeddings": True}),
     "gpt2": ("gpt2", BIGCODE),

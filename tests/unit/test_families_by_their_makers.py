@@ -105,6 +105,23 @@ def test_what_modernbert_s_decoder_does_not_do_is_refused(change: dict[str, Any]
         build_program(said_by_transformers("ettin") | change, Format.BF16)
 
 
+@pytest.mark.parametrize(
+    ("rope", "sentence"),
+    [
+        ({"full_attention": None}, 'layers of the type "sliding_attention" of which "rope_parameters" says nothing'),
+        ({"rope_theta": 500.0}, 'layers of the type "sliding_attention" of which'),
+        ({"full_attention": None, "sliding_attention": {"rope_type": "default"}}, '"rope_parameters": "sliding_attention"'),
+        (
+            {"full_attention": None, "sliding_attention": {"rope_theta": 5.0, "partial_rotary_factor": 0.5}},
+            "partial rotary",
+        ),
+    ],
+)
+def test_rope_of_which_compass_says_too_little_is_refused(rope: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("cohere-compass") | {"rope_parameters": rope}, Format.BF16)
+
+
 @pytest.mark.parametrize("original", [96, "192", None])
 def test_long_rope_of_rows_longer_than_their_original_length_is_refused_of_minicpm3(original: Any) -> None:
     """transformers then turns new keys by other frequencies than those before."""

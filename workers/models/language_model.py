@@ -16,6 +16,7 @@ from outrider.workers.models.headers import quoted
 SEEING = {
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
+    "cohere_compass": "cohere_compass_text",
     "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
@@ -55,6 +56,7 @@ USUAL: dict[str, dict[str, Any]] = {
     kind: dict(zip(NAMES, sizes, strict=True))
     for kind, sizes in {
         "cohere2": (256000, 8192, 22528, 40, 64, None, 8192),
+        "cohere_compass_text": (256000, 8192, 22528, 40, 64, None, 8192),
         "exaone4": (102400, 4096, 16384, 32, 32, 32, 2048),
         "gemma3_text": (262208, 2304, 9216, 26, 8, 4, 131072),
         "gemma3n_text": (262400, 2048, 16384, 35, 8, 2, 32768),

@@ -61,6 +61,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
     "cohere2_moe": cohere_moe.cohere2_moe,
+    "cohere_compass_text": cohere.cohere_compass,
     "cwm": llama.cwm,
     "deepseek_v2": latent.deepseek_v2,
     "deepseek_v3": latent.deepseek_v3,

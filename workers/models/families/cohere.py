@@ -1,8 +1,9 @@
-"""Command R and its successors: attention and a gated layer side by side behind one norm, rope of neighbouring columns."""
+"""Command R and its successors, and Compass: attention and a gated layer side by side behind one norm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Norm, Program, Slice, Tensor
@@ -50,6 +51,36 @@ def cohere2(config: Config, begin: Begin) -> Program:
     return _decoder(config, begin, heads, ropes, windows(config, types, config.window(4096)), False)
 
 
+# Of the positions of pictures, and of classifiers.
+OF_COMPASS = ("mrope_section", "mrope_interleaved")
+
+
+def cohere_compass(config: Config, begin: Begin) -> Program:
+    """Rope turns halves, by type of layer, which may have none."""
+    heads, context = _heads(config), config.size("max_position_embeddings", 8192)
+    config.get("pooling")
+    for key in ("rope_theta", "rope_scaling", "sliding_window_pattern"):
+        config.only(key, None)
+    layers = config.size("num_hidden_layers", 40)
+    types, stated = layer_types(config, layers, lambda layer: FULL), config.get("rope_parameters") or {}
+    found = {kind: _rope_of(config, stated, kind, heads.size, context) for kind in dict.fromkeys(types)}
+    spans = windows(config, types, config.window(4096))
+    return _decoder(config, begin, heads, [found[kind] for kind in types], spans, False, paired=False, scale=1.0)
+
+
+def _rope_of(config: Config, stated: Any, kind: str, head_size: int, context: int) -> Rope | None:
+    """Of one type of layers; null is no rope."""
+    if not isinstance(stated, Mapping) or kind not in stated:
+        raise config.unknown(f'layers of the type "{kind}" of which "rope_parameters" says nothing')
+    parameters = stated[kind]
+    if parameters is None:
+        return None
+    if not isinstance(parameters, Mapping) or "rope_theta" not in parameters:
+        raise config.unknown(f'"rope_parameters": "{kind}": {parameters!r}')
+    kept = {key: value for key, value in parameters.items() if key not in OF_COMPASS}
+    return read_rope(Config({"rope_parameters": kept}, config.source), head_size, context)
+
+
 def _heads(config: Config) -> Heads:
     count = config.size("num_attention_heads", 64)
     size = config.size("head_dim", config.size("hidden_size", 8192) // count)
@@ -57,8 +88,16 @@ def _heads(config: Config) -> Heads:
 
 
 def _decoder(
-    config: Config, begin: Begin, heads: Heads, ropes: Sequence[Rope | None], spans: Sequence[int], normed: bool
+    config: Config,
+    begin: Begin,
+    heads: Heads,
+    ropes: Sequence[Rope | None],
+    spans: Sequence[int],
+    normed: bool,
+    paired: bool = True,
+    scale: float = 0.0625,
 ) -> Program:
+    """``paired``: rope turns neighbouring columns. ``scale`` multiplies logits where the configuration does not say."""
     hidden, ffn = config.size("hidden_size", 8192), config.size("intermediate_size", 22528)
     vocabulary, context = config.size("vocab_size", 256000), config.size("max_position_embeddings", 8192)
     norm = LayerNorm(hidden, config.number("layer_norm_eps", 1e-5), bias=False)
@@ -68,7 +107,7 @@ def _decoder(
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         under = Linear(f"model.layers.{layer}.self_attn.")
-        order = (*taken, ()) if ropes[layer] else ((), (), ())
+        order = (*taken, ()) if paired and ropes[layer] else ((), (), ())
         projections = projected(under, ("q_proj", "k_proj", "v_proj"), heads, hidden, bias, order)
 
         def each(x: Slice, name: str, count: int) -> None:
@@ -84,7 +123,7 @@ def _decoder(
     stack = Stack("model.layers.", len(ropes), norm, "input_layernorm", parallel=True)
     mixer = gated_layer("model.layers.{}.mlp.", hidden, ffn, activation(config, "hidden_act", "silu"))
     x = norm(builder, stack(builder, builder.embed(embedding), attention, mixer), root, "norm")
-    scale = config.number("logit_scale", 0.0625)
+    scale = config.number("logit_scale", scale)
     return finish(builder, x, embedding, config.flag("tie_word_embeddings", True), scale=scale)
 
 
