@@ -811,14 +811,15 @@ def test_matrices_that_lie_turned_round_are_refused_by_name(tmp_path: Path) -> N
     [
         ("cohere", {"intermediate_size": 192}),
         ("codegen", {"n_inner": 192}),
+        ("gemma3n", {"intermediate_size": 192, "laurel_rank": 32, "hidden_size_per_layer_input": 32, "head_dim": 32}),
         ("youtu-wide", {"intermediate_size": 192, "q_lora_rank": 32, "v_head_dim": 32}),
     ],
 )
 def test_rows_that_rope_wants_in_another_order_come_quantised(
     name: str, widths: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Command R's norms of heads, which are one matrix, are written as one; CodeGen's heads lie in shares, and
-    what latent attention multiplies heads by is left as it is."""
+    """Command R's norms of heads, which are one matrix, are written as one; CodeGen's heads lie in shares, and what latent
+    attention multiplies heads by is left as it is, as are the coefficients of Gemma 3n's streams."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     path, out = tmp_path / "model", tmp_path / "out"
     model = tiny_model(name, **widths)
