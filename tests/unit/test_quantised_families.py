@@ -197,6 +197,42 @@ def test_the_last_group_or_block_of_a_row_need_not_be_whole(layout: str, tmp_pat
     check(model, kept="bf16" if layout.startswith("fp8") else "w8af32")
 
 
+# As experts' tensors are called where those of all of a layer lie in one.
+JOINED = re.compile(r".*(experts\.(gate_up|down)_proj|_moe\.(input|output)_linear\.weight)")
+SINGLE = re.compile(r"\.experts\.\d")
+BY_64 = Layout(partial(fp8_by_block, block=64), FP8 | {"weight_block_size": [64, 64]})
+
+
+@pytest.mark.parametrize("layout", [BY_64, LAYOUTS["compressed fp8"]], ids=["by block", "by row"])
+@pytest.mark.parametrize("name", ["gemma4-moe", "granite-moe-shared", "qwen3-moe"])
+def test_experts_in_one_tensor_may_be_of_fp8(name: str, layout: Layout, tmp_path: Path) -> None:
+    """An expert has 96 rows of gate and as many of up, so that some blocks of scales have both."""
+    width: dict[str, Any] = {"intermediate_size" if name.startswith("granite") else "moe_intermediate_size": 96}
+    model = made(tmp_path, name, layout, **width)
+    held = tiny_model(name, **(sizes_of(name) | width)).state_dict() if name == "qwen3-moe" else stored(tmp_path / "plain")
+    numbers: Tensors = {}
+
+    def joined(tensors: Tensors) -> Tensors:
+        found = {key: value for key, value in tensors.items() if not SINGLE.search(key)}
+        for key in filter(JOINED.fullmatch, held):
+            packed = [layout.pack("", matrix.float()) for matrix in held[key]]
+            numbers[key] = torch.stack([values for _, values in packed])
+            for part in packed[0][0]:
+                found[f"{key}{part.removeprefix('weight')}"] = torch.stack([each[part] for each, _ in packed])
+        return found
+
+    rewritten(model, joined)
+    assert len(numbers) >= 4
+    rewritten(
+        tmp_path / "plain",
+        lambda tensors: {key: value for key, value in tensors.items() if not SINGLE.search(key)} | numbers,
+    )
+    check(model, kept="bf16")
+    program = lay_out(model, PRECISIONS["bf16"]).program
+    experts = [program.weights[op.weight] for op in program.ops if op.kind is Kind.EXPERTS]
+    assert experts and {weight.stored.codes for weight in experts} == {Codes.E4M3}
+
+
 SEEING = {"gemma4-moe": ("gemma4", "model.language_model."), "ministral3": ("mistral3", "language_model.model.")}
 
 

@@ -26,6 +26,7 @@ from outrider.workers.models.formats.configuration import Quantisation
 from outrider.workers.models.formats.experts import Place, place_of
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.formats.joined_experts import joined_matrix
 from outrider.workers.models.formats.matrix import Matrix
 from outrider.workers.models.formats.other_names import HEAD, HEADS, names_of
 from outrider.workers.models.formats.raw import RawTensors
@@ -161,9 +162,9 @@ class SafetensorsCheckpoint:
     def _matrix(self, tensor: Tensor) -> Matrix | None:
         if self.quantisation is None or len(tensor.shape) != 2 or not tensor.name.endswith(WEIGHT):
             return None
-        if self._place(tensor) is not None:
-            return None
         shape = (tensor.shape[0], tensor.shape[1])
+        if (place := self._place(tensor)) is not None:
+            return joined_matrix(self.quantisation, self._raw, place, shape)
         modules = (name.removesuffix(WEIGHT) for name in names_of(tensor.name))
         found = (self.quantisation.matrix(self._raw, module, shape) for module in modules)
         return next((matrix for matrix in found if matrix is not None), None)
@@ -185,10 +186,12 @@ class SafetensorsCheckpoint:
         return self._raw.whole(name).astype(np.int64)
 
     def parts(self, tensor: Tensor) -> Collection[str]:
+        matrix = self.matrix(tensor)
+        if matrix is not None:
+            return matrix.parts
         if (place := self._place(tensor)) is not None:
             return (place.source,)
-        matrix = self.matrix(tensor)
-        return matrix.parts if matrix is not None else [name for name in names_of(tensor.name) if name in self._entries][:1]
+        return [name for name in names_of(tensor.name) if name in self._entries][:1]
 
     def file_of(self, tensor: Tensor) -> Path:
         return self._entries[next(iter(self.parts(tensor)))].file

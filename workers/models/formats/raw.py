@@ -65,6 +65,12 @@ class RawTensors:
                 raise ModelError(f"{file} ends inside the weight {quoted(name)}: the file is truncated")
             taken += count
 
+    def seen_as(self, entries: Mapping[str, Entry]) -> RawTensors:
+        """Parts of the same files under other names. They are closed with this."""
+        other = RawTensors(entries)
+        other._open = self._open
+        return other
+
     def close(self) -> None:
         for descriptor in self._open.values():
             os.close(descriptor)
