@@ -387,6 +387,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"max_position_embeddings": 128, "window_size": 7, "attention_types": [[["global", "local"], 2]]},
     ),
     "apertus": ("apertus", LLAMA | {"head_dim": 24, "attention_bias": True}),
+    "apertus-1.5": ("apertus1p5_text", LLAMA | {"head_dim": 24}),
     "apertus-gelu": ("apertus", LLAMA | {"hidden_act": "gelu", "tie_word_embeddings": True} | _rope("default")),
     "arcee": ("arcee", LLAMA | {"mlp_bias": True, "attention_bias": True, "head_dim": 24, "tie_word_embeddings": True}),
     "nemotron": ("nemotron", LLAMA | {"mlp_bias": True, "attention_bias": True}),

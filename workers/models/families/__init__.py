@@ -54,6 +54,7 @@ from outrider.workers.models.heads import HeadConfig, is_head
 FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "afmoe": corrected_mixtures.afmoe,
     "apertus": apertus.apertus,
+    "apertus1p5_text": apertus.apertus1p5,
     "arcee": relu_squared.arcee,
     "biogpt": biogpt.biogpt,
     "bitnet": bitnet.bitnet,

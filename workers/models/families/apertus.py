@@ -1,4 +1,4 @@
-"""Apertus: Llama with norms of heads; its layers are not gated, and each has numbers of its own in the activation."""
+"""Apertus 1 and 1.5: Llama with norms of heads; its layers are not gated, and each has numbers of its own in the activation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,21 @@ ROPE = {
 }
 
 
+def apertus1p5(config: Config, begin: Begin) -> Program:
+    """Its head may lack the tokens of pictures and sound, which are read and never written."""
+    rows, vocabulary = config.whole("output_vocab_size", 0), config.size("vocab_size", 266752)
+    if rows == vocabulary:
+        rows = 0
+    if rows > vocabulary or (rows and config.flag("tie_word_embeddings", False)):
+        raise config.unknown(f'"output_vocab_size": {rows} of {vocabulary} tokens, or with the embedding as the head')
+    return _decoder(config, begin, rows)
+
+
 def apertus(config: Config, begin: Begin) -> Program:
+    return _decoder(config, begin, 0)
+
+
+def _decoder(config: Config, begin: Begin, head_rows: int) -> Program:
     sizes, bias = read_sizes(config, epsilon=1e-5), config.flag("attention_bias", False)
     config.only("mlp_bias", False)
     for key, always in (("qk_norm", True), ("post_norm", False)):  # of the first releases
@@ -34,6 +48,7 @@ def apertus(config: Config, begin: Begin) -> Program:
         second_norm="feedforward_layernorm",
         ropes=[read_rope(config, sizes.head_size, sizes.context, theta=12000000.0, usual=ROPE)] * sizes.layers,
         mixer=_mixer(config, sizes),
+        head_rows=head_rows,
     )
     return decoder(config, begin, sizes, style)
 

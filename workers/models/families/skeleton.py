@@ -88,7 +88,8 @@ class Style:
     queries by position, each so many positions. ``plus`` is added to every norm's weight. ``weightless``: the kind of norms
     that have no weights; where it is RMS, those of heads have none either. ``embedding_norm``: one stands behind the
     embedding.
-    ``tied``: whether the head is the embedding where the configuration does not say. ``attention`` and ``mixer`` stand for
+    ``tied``: whether the head is the embedding where the configuration does not say. ``head_rows`` (0: all) are the tokens
+    that a head of its own knows, the first ones; no other is ever chosen. ``attention`` and ``mixer`` stand for
     the attention and the gated layer, where these are others.
     """
 
@@ -118,6 +119,7 @@ class Style:
     sinks: bool = False
     residual_scale: float = 1.0
     head_bias: bool = False
+    head_rows: int = 0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
     activation: Activation | None = None
@@ -156,9 +158,11 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
         x = norm(m, block.vector(behind_mixer, sizes.hidden, style.plus), x) if behind else m
     x = norm(x, Tensor("model.norm.weight", (sizes.hidden,), plus=style.plus))
     tied = config.flag("tie_word_embeddings", style.tied)
-    head = embedding if tied else Tensor("lm_head.weight", (sizes.vocabulary, sizes.hidden))
-    biases = Linear("").biases(style.head_bias, ("lm_head", sizes.vocabulary))
-    return builder.finish(builder.linear(x, [head], biases=biases, scale=style.logit_scale, cap=style.logit_cap))
+    rows = style.head_rows or sizes.vocabulary
+    head = embedding if tied else Tensor("lm_head.weight", (rows, sizes.hidden))
+    biases = Linear("").biases(style.head_bias, ("lm_head", rows))
+    logits = builder.linear(x, [head], biases=biases, scale=style.logit_scale, cap=style.logit_cap)
+    return builder.finish(builder.spread(logits, range(rows)) if style.head_rows else logits)
 
 
 def _plain_attention(config: Config, sizes: Sizes, style: Style) -> Mixer:
