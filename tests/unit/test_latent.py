@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from built import draft_of, opened, target_of, write
 from native_models import TOKENS, logits, open_native
 from tiny_models import LATENT, tiny_model
 
 from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Cache, Format, Kind, Program
 from outrider.workers.errors import UsageError
-from outrider.workers.messages import ModelSpec, Sampling
+from outrider.workers.messages import ModelSpec, Row, Sampling
 from outrider.workers.models.families import build_program
 from outrider.workers.models.memory_of_program import memory_of_program
 from outrider.workers.models.opening import open_model
@@ -23,6 +24,13 @@ from outrider.workers.models.opening import open_model
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def save(name: str, path: Path) -> int:
+    """Its vocabulary."""
+    model = tiny_model(name)
+    model.save_pretrained(path)
+    return int(model.config.vocab_size)
 
 
 def program_of(model_type: str, **sizes: Any) -> Program:
@@ -56,7 +64,7 @@ def test_a_token_takes_one_vector_whatever_the_number_of_heads(model_type: str, 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "w8a8", "w4a8", "w4abf16"])
 def test_neither_pieces_nor_other_rows_nor_branches_change_a_bit(precision: str, tmp_path: Path) -> None:
-    tiny_model("deepseek-v3").save_pretrained(tmp_path)
+    save("deepseek-v3", tmp_path)
     whole = logits(open_native(tmp_path, precision, threads=1))
     engine = open_native(tmp_path, precision, threads=2)
     np.testing.assert_array_equal(whole, logits(engine, pieces=(1, 7, 2, 16)))
@@ -73,9 +81,30 @@ def test_neither_pieces_nor_other_rows_nor_branches_change_a_bit(precision: str,
         model.truncate(rows[0], half)
 
 
+@pytest.mark.parametrize(("name", "precision"), [("deepseek-v3", "bf16"), ("youtu", "w4a8")])
+def test_assisted_text_is_plain_text_whatever_the_batch(name: str, precision: str, tmp_path: Path) -> None:
+    """The draft is the target in eight bits."""
+    vocabulary = save(name, tmp_path)
+    random = np.random.default_rng(3)
+    rows = [
+        Row(
+            key,
+            tuple(random.integers(1, vocabulary, int(random.integers(1, 40))).tolist()),
+            24,
+            Sampling(key % 2, seed=key),
+        )
+        for key in range(8)
+    ]
+    plain, _ = write(target_of(opened(tmp_path, "native", precision), 1, 0), rows)
+    draft = draft_of(opened(tmp_path, "native", "w8a8"))
+    assisted, verifier = write(target_of(opened(tmp_path, "native", precision), 5, 4, draft), rows)
+    assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
+    assert verifier.counters.accepted > 0 and verifier.counters.proposed > verifier.counters.accepted
+
+
 def test_a_vector_is_not_rounded_to_8_bits(tmp_path: Path) -> None:
     """Its part with rope and the other are not of one size. A draft, of which no text depends, keeps it as it is."""
-    tiny_model("youtu-wide").save_pretrained(tmp_path)
+    save("youtu-wide", tmp_path)
     spec = ModelSpec(str(tmp_path), "native", "w8a8", threads=1)
     with pytest.raises(UsageError, match="keeps one vector a token for the keys and values of all heads, which is not"):
         open_model(replace(spec, cache_precision="int8"))
