@@ -25,6 +25,8 @@ from tokenizers import decoders, models, normalizers
 from outrider.kernels.program import Tensor
 from outrider.workers.errors import ModelError
 from outrider.workers.models.config_file import read_config
+from outrider.workers.models.formats.gguf.architectures import ARCHITECTURES
+from outrider.workers.models.formats.gguf.architectures.others import WHAT
 from outrider.workers.models.formats.gguf.blocks import TYPES, UNREAD
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.cuts import CUTS
@@ -205,8 +207,22 @@ def test_factors_of_each_frequency_go_with_no_scaling(tmp_path: Path) -> None:
 
 
 def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"architecture 'rwkv7'; of GGUF files, .*, llama, .* are run"):
+    said = r"is of the architecture 'rwkv7', which is not run from GGUF files: give the model's checkpoint in safetensors"
+    with pytest.raises(ModelError, match=said):
         read_model_info(str(small(tmp_path, "rwkv7")))
+
+
+def test_every_other_architecture_of_llama_cpp_is_refused_by_name(tmp_path: Path) -> None:
+    others = set(gguf.MODEL_ARCH_NAMES.values()) - ARCHITECTURES.keys()
+    assert len(others) > 50
+    for name in sorted(others | WHAT.keys()):
+        writer = gguf.GGUFWriter(str(tmp_path / f"{name}.gguf"), name)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        with pytest.raises(ModelError, match=rf"is of the architecture '{name}', which .*: (give|name) "):
+            read_model_info(str(tmp_path / f"{name}.gguf"))
+    assert not WHAT.keys() & ARCHITECTURES.keys()
 
 
 def test_the_hf_engine_refuses_gguf(tmp_path: Path) -> None:

@@ -97,6 +97,27 @@ def test_an_architecture_computes_what_its_checkpoint_does(
     np.testing.assert_allclose(logits(open_native(path, "fp32")), wanted, rtol=1e-4, atol=2e-5)
 
 
+# Families that turn a part of each head where nothing else is said.
+PARTIAL = {
+    "phi": "phi2",
+    "glm4": "glm4",
+    "glm": "chatglm",
+    "stablelm": "stablelm",
+    "nemotron": "nemotron",
+    "neox": "gptneox",
+}
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_heads_that_are_turned_whole_are(name: str, tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    model = save(name, PARTIAL[name], tmp_path, rope_parameters=rope)
+    path = write_architecture(tmp_path, tmp_path / "model.gguf", PARTIAL[name], mostly("F32"))
+    with torch.no_grad():
+        wanted = model(torch.tensor([TOKENS])).logits[0].numpy()
+    np.testing.assert_allclose(logits(open_native(path, "fp32")), wanted, rtol=1e-4, atol=2e-5)
+
+
 def test_every_architecture_is_tried() -> None:
     tried = {architecture for *_, architecture in CASES}
     assert tried == WRITTEN.keys()

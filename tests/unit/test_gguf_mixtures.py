@@ -109,6 +109,27 @@ CASES = {
         },
         {},
     ),
+    # Solar Open: rope turns heads whole, where GLM-4.5's turns the half of them.
+    "glm4moe-solar": Case(
+        "solar-open",
+        "glm4moe",
+        BASE
+        | HEADS_OF_24
+        | {
+            "rope.freq_base": 1000000.0,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "rope.dimension_count": 24,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 40,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 0,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+        },
+        {},
+    ),
     "dots1": Case(
         "dots1",
         "dots1",

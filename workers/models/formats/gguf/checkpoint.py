@@ -96,7 +96,7 @@ class GgufCheckpoint:
             self._number(tensor)
             return
         if (two := self._in_two(tensor.name)) is not None:
-            two.check(tensor)
+            two.check()
             return
         name, entry = self._find(tensor)
         found, asked = entry.shape, tensor.shape

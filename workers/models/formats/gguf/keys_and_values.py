@@ -47,7 +47,7 @@ class KeysAndValues:
     def _has_values(self, tensor: Tensor) -> bool:
         return any(start % (self.key + self.value) + stop - start > self.key for start, stop in tensor.ranges)
 
-    def check(self, tensor: Tensor) -> None:
+    def check(self) -> None:
         shapes = {self.keys: (self.heads, self.rank, self.key), self.values: (self.heads, self.value, self.rank)}
         for name, asked in shapes.items():
             entry = self.raw.entries[name]
@@ -55,10 +55,6 @@ class KeysAndValues:
                 raise ModelError(
                     f"{entry.file}: the tensor {quoted(name)} has shape {entry.shape}, its metadata asks for {asked}"
                 )
-        if tensor.stored or tensor.shape != (self.heads * (self.key + self.value), self.rank):
-            raise ModelError(
-                f"{entry.file}: {quoted(tensor.name)} is read as keys and values of heads, not in another shape"
-            )
 
     def type_of(self, tensor: Tensor) -> str:
         types = {self.raw.entries[name].type for name in self.parts(tensor)}

@@ -26,6 +26,7 @@ from outrider.workers.models.formats.gguf.architectures import (
     starcoder,
 )
 from outrider.workers.models.formats.gguf.architectures.architecture import Architecture
+from outrider.workers.models.formats.gguf.architectures.others import why_not
 from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.headers import quoted
 
@@ -57,8 +58,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 def architecture_of(metadata: Metadata) -> Architecture:
     name = metadata.architecture
     if name not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        metadata.refuse(f"is of the architecture {quoted(name)}; of GGUF files, {known} are run")
+        metadata.refuse(f"is of the architecture {quoted(name)}, {why_not(name)}")
     if name == "llama" and metadata.get("expert_count", int, 0):
         return mixtures.MIXTRAL
     return ARCHITECTURES[name]

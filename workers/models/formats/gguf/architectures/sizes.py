@@ -83,11 +83,11 @@ def rope(metadata: Metadata, partial: bool = False) -> dict[str, Any]:
 
 
 def turned_part(metadata: Metadata, partial: bool = True) -> dict[str, Any]:
-    """How large a part of each head rope turns, where that is not all."""
+    """How large a part of each head rope turns. Where it may be a part, families take some where it is not said."""
     size = head_size(metadata)
     turned = metadata.get("rope.dimension_count", int, size)
     if turned == size:
-        return {}
+        return {"partial_rotary_factor": 1.0} if partial else {}
     if not partial:
         metadata.refuse("rotates a part of each head only, which the native engine does not know")
     if not 0 < turned < size:
