@@ -64,7 +64,35 @@ def _qwen(language: dict[str, Any] | None = None, **rope: Any) -> dict[str, Any]
 
 _WINDOWS = {"sliding_window": 16, "sliding_window_pattern": 2}
 
+# Of Apertus 1.5: what makes tokens of pictures and of sound.
+_PICTURES: dict[str, Any] = {
+    "codebook_size": 16,
+    "embed_dim": 8,
+    "latent_channels": 8,
+    "base_channels": 32,
+    "channel_multiplier": [1],
+    "num_res_blocks": 1,
+    "attn_resolutions": [],
+}
+_SOUND: dict[str, Any] = {
+    "model_type": "wavtokenizer_encoder",
+    "num_filters": 2,
+    "hidden_size": 8,
+    "codebook_size": 16,
+    "codebook_dim": 8,
+    "num_lstm_layers": 1,
+    "upsampling_ratios": [2],
+    "decoder_hidden_size": 32,
+}
+
 KINDS: dict[str, dict[str, Any]] = {
+    "apertus1p5": _seeing(
+        {"output_vocab_size": 480},
+        _PICTURES,
+        audio_config=_SOUND,
+        image_token_offset=480,
+        audio_token_offset=496,
+    ),
     "aya_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
     "cohere2_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
     "cohere_compass": _seeing(

@@ -14,6 +14,7 @@ from outrider.workers.models.headers import quoted
 
 # By "model_type": what the language model is called where ``text_config`` does not say.
 SEEING = {
+    "apertus1p5": "apertus1p5_text",
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
     "cohere_compass": "cohere_compass_text",
@@ -56,6 +57,7 @@ USUAL: dict[str, dict[str, Any]] = {
     kind: dict(zip(NAMES, sizes, strict=True))
     for kind, sizes in {
         "cohere2": (256000, 8192, 22528, 40, 64, None, 8192),
+        "apertus1p5_text": (266752, 4096, 14336, 32, 32, None, 65536),
         "cohere_compass_text": (256000, 8192, 22528, 40, 64, None, 8192),
         "exaone4": (102400, 4096, 16384, 32, 32, 32, 2048),
         "gemma3_text": (262208, 2304, 9216, 26, 8, 4, 131072),
@@ -106,7 +108,10 @@ PREFIXES = (
     ("model.text_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
+# Whose head is not the embedding where nothing is said.
+UNTIED = ("apertus1p5",)
 PASSED_OVER = (
+    *("vision_tokenizer.", "audio_tokenizer."),
     *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),
     *("multi_modal_projector.", "connector.", "image_newline"),
 )
@@ -132,7 +137,7 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     if kind == "qwen3_vl_moe_text":
         text["norm_topk_prob"] = True  # as transformers has it, whatever is said
     # Where nothing is said, whether the checkpoint has a head of its own says it (tied_head.py).
-    text["tie_word_embeddings"] = values.get("tie_word_embeddings", True)
+    text["tie_word_embeddings"] = values.get("tie_word_embeddings", values["model_type"] not in UNTIED)
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(text.get(key), dict):
             text[key] = _of_text(text[key])

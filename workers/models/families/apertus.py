@@ -1,4 +1,4 @@
-"""Apertus 1 and 1.5: Llama with norms of heads; its layers are not gated, and each has numbers of its own in the activation."""
+"""Apertus 1 and 1.5: Llama with norms of heads; layers are not gated, and each has numbers of its own in the activation."""
 
 from __future__ import annotations
 
