@@ -142,13 +142,24 @@ def hy_v3(tensors: Tensors) -> Tensors:
     return found
 
 
+# Of Granite's with windows: gate and up stay one tensor.
+SWA = {
+    "self_attn.sinks": "attn_sinks",
+    "block_sparse_moe.router.weight": "ffn_gate_inp",
+    "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps",
+    "shared_mlp.input_linear.weight": "ffn_up_shexp",
+    "shared_mlp.output_linear.weight": "ffn_down_shexp",
+}
+
+
 def granite_swa(heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
     def prepare(tensors: Tensors) -> Tensors:
-        found = granite(heads, kv_heads)(tensors)
-        return {
-            f"blk.{name.split('.')[2]}.attn_sinks.weight" if name.endswith(".sinks") else name: values
-            for name, values in found.items()
-        }
+        found = {}
+        for name, values in tensors.items():
+            layer, _, part = name.removeprefix("model.layers.").partition(".")
+            found[f"blk.{layer}.{SWA[part]}.weight" if part in SWA else name] = values
+        return granite(heads, kv_heads)(found)
 
     return prepare
 

@@ -305,6 +305,27 @@ CASES = {
         {"layer_rope_theta": [1e4, 0, 1e4, 1e4], "bos_token_id": 0, "eos_token_id": 1},
         granite_swa(6, 2),
     ),
+    "granite_swa-experts": Case(
+        "granite-moe-swa",
+        "granite_swa",
+        BASE
+        | {
+            "block_count": 4,
+            "feed_forward_length": 40,
+            "expert_count": 5,
+            "expert_used_count": 2,
+            "expert_shared_feed_forward_length": 56,
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": [False, True, True, True],
+            "attention.rope_pattern": [True, False, True, True],
+            "attention.scale": 0.2,
+            "embedding_scale": 2.0,
+            "residual_scale": 0.4,
+            "logit_scale": 3.0,
+        },
+        {"layer_rope_theta": [1e4, 0, 1e4, 1e4]},
+        granite_swa(6, 2),
+    ),
     "phimoe": Case(
         "phimoe",
         "phimoe",
@@ -744,7 +765,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"attention.rope_pattern": None},
         "no 'granite_swa.attention.rope_pattern'",
     ),
-    "experts of Granite's with windows": ("granite_swa", {"expert_count": 4}, "'granite_swa.expert_count': 4, which"),
+    "experts of Granite's with windows": ("granite_swa", {"expert_count": 4}, "no 'granite_swa.expert_used_count'"),
     "a base for Granite's windows": ("granite_swa", {"rope.freq_base_swa": 5.0}, "'granite_swa.rope.freq_base_swa': 5.0"),
     "a score of ERNIE's": ("ernie4_5-moe", {"expert_gating_func": 2}, "'ernie4_5-moe.expert_gating_func': 2, which"),
 }

@@ -1,10 +1,11 @@
-"""Granite: Llama's layers, with multipliers; and one with windows and sinks."""
+"""Granite: Llama's layers, with multipliers; and one with windows and sinks, which may have experts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from outrider.workers.models.formats.gguf.architectures.architecture import KNOWN, LLAMA_PARTS, Architecture
+from outrider.workers.models.formats.gguf.architectures.experts import KNOWN_OF_EXPERTS, SHARED_WIDTH, experts
 from outrider.workers.models.formats.gguf.architectures.rows import interleaved
 from outrider.workers.models.formats.gguf.architectures.sizes import (
     base,
@@ -42,6 +43,13 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     return granite_style(metadata) | {"model_type": "granite", "mlp_bias": mlp_biased(metadata)}
 
 
+# What stands beside the experts has its gate and up in one tensor.
+SWA_PARTS = LLAMA_PARTS | {
+    "self_attn.sinks": "attn_sinks.weight",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "shared_mlp.input_linear": "ffn_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
 # Of each layer whether it has rope.
 ROPE_PATTERN = "attention.rope_pattern"
 
@@ -51,9 +59,14 @@ def _granite_swa(metadata: Metadata) -> dict[str, Any]:
     same_base(metadata)
     config = granite_style(metadata)
     turned = metadata.several(ROPE_PATTERN, bool, config["num_hidden_layers"])
+    if metadata.get("expert_count", int, 0):
+        count, used = experts(metadata)
+        shared = metadata.get(SHARED_WIDTH, int, 0)
+        kind = {"num_local_experts": count, "num_experts_per_tok": used, "shared_intermediate_size": shared}
+        config |= kind | {"model_type": "granitemoe_swa"}
+    else:
+        config |= {"model_type": "granite_swa", "mlp_bias": mlp_biased(metadata)}
     return config | {
-        "model_type": "granite_swa",
-        "mlp_bias": mlp_biased(metadata),
         "sliding_window": metadata.get(WINDOW, int),
         "layer_types": layer_types(metadata, 4),
         "layer_rope_theta": [base(metadata) if each else 0 for each in turned],
@@ -68,8 +81,8 @@ ARCHITECTURES = {
     "granite": Architecture(_granite, KNOWN_OF_DENSE, order=interleaved),
     "granite_swa": Architecture(
         _granite_swa,
-        KNOWN_OF_GRANITE | {WINDOW, PATTERN, ROPE_PATTERN, "rope.freq_base_swa"},
-        parts=LLAMA_PARTS | {"self_attn.sinks": "attn_sinks.weight"},
+        KNOWN_OF_GRANITE | KNOWN_OF_EXPERTS | {SHARED_WIDTH, WINDOW, PATTERN, ROPE_PATTERN, "rope.freq_base_swa"},
+        parts=SWA_PARTS,
         order=interleaved,
     ),
 }
