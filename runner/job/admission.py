@@ -131,8 +131,8 @@ def refusal_of(lines: list[str], bad: int) -> tuple[str, list[str]]:
     """For an InputError: what the first of the bad rows say, and how many there are."""
     if bad > len(lines):
         lines.append(f"... and {bad - len(lines)} more")
-    count = "one row is wrong" if bad == 1 else f"{bad} rows are wrong"
-    return f"{count} and nothing was started; mend them, or run the others with --skip-bad", lines
+    count, them = ("one row is wrong", "it") if bad == 1 else (f"{bad} rows are wrong", "them")
+    return f"{count} and nothing was started; mend {them}, or run the others with --skip-bad", lines
 
 
 def _checked_rows(

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
+from outrider.runner.small_file import read_small
 from outrider.runner.validation_errors import must, shown
 from outrider.workers.errors import UsageError, first_line
 
@@ -214,7 +215,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+        content = yaml.load(read_small(path).decode(), _UniqueKeys)
     except OSError as error:
         raise UsageError(f"--config: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.runner.job.results import atomically
 from outrider.runner.serve.api_errors import ApiError, not_a_key
+from outrider.runner.small_file import read_small
 from outrider.workers.errors import UsageError
 
 KEY_FILE = "api-key"
@@ -35,7 +36,7 @@ def keys_of(path: Path | None, data: Path) -> tuple[Path, list[str]]:
             stream.write(f"sk-outrider-{secrets.token_urlsafe(32)}\n".encode())
     try:
         about = found.stat()
-        keys = [line.strip() for line in found.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        keys = [line.strip() for line in read_small(found).decode("utf-8-sig").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{option}: {found} cannot be read: {why}") from None

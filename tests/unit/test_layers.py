@@ -30,7 +30,7 @@ RAY_IN_WORKERS = {
 LEVELS = {
     "runner": [
         {"counted", "options", "printable", "progress", "run_arguments", "process_exit", "safe_path", "streams", "writable"}
-        | {"pool_of_one", "template", "temporary_file", "validation_errors"},
+        | {"pool_of_one", "small_file", "template", "temporary_file", "validation_errors"},
         {"planning"},
         {"job"},
         {"report"},

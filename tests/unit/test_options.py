@@ -120,6 +120,10 @@ def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
     assert message({}, file) == f"--config: {file} is not UTF-8 (byte 8); convert the file to UTF-8"
 
 
+def test_a_device_is_not_read_to_its_end(tmp_path: Path) -> None:
+    assert message({}, Path("/dev/zero")) == "--config: /dev/zero cannot be read: it is longer than 1 MiB"
+
+
 def test_switches_are_keys_as_well(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("input: a\ndo-sample: true\nassisted: false\n")

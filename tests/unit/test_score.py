@@ -221,7 +221,7 @@ def test_rows_are_texts_of_their_own(tmp_path: Path) -> None:
 def test_bad_rows_are_told_as_a_job_tells_them(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": 1}\n{"prompt": [999]}\n')
-    with pytest.raises(InputError, match="one row is wrong and nothing was started") as caught:
+    with pytest.raises(InputError, match="one row is wrong and nothing was started; mend it, or") as caught:
         read(path)
     assert caught.value.lines[0].startswith(f"{path}:2: ")
     assert read(path, skip_bad=True) == [[(0, 97)]]

@@ -503,6 +503,11 @@ def test_key_files_that_others_may_read_or_that_are_empty_are_refused(tmp_path: 
         keys_of(tmp_path / "nothing", tmp_path)
 
 
+def test_keys_are_no_device_that_has_no_end(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--api-key-file: /dev/zero cannot be read: it is longer than 1 MiB$"):
+        keys_of(Path("/dev/zero"), tmp_path)
+
+
 def test_the_page_lists_batches_with_their_reports(client: TestClient) -> None:
     file = send(client, line("a").encode()).json()["id"]
     asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
