@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider.runner.validation_errors import short
+
 INVALID, SERVER = "invalid_request_error", "server_error"
 
 
@@ -25,7 +27,7 @@ class ApiError(Exception):
 
 
 def no_such(what: str, name: str) -> ApiError:
-    return ApiError(404, f"No such {what} object: {name}", "id", "not_found")
+    return ApiError(404, f"No such {what} object: {short(name)}", "id", "not_found")
 
 
 def not_a_key() -> ApiError:

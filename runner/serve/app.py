@@ -30,6 +30,7 @@ from outrider.runner.serve.ranges import RangedFile
 from outrider.runner.serve.service import Service
 from outrider.runner.serve.store import Store
 from outrider.runner.serve.unwritten_files import lines_of
+from outrider.runner.validation_errors import short
 from outrider.workers.errors import NoSpaceError, OutriderError
 
 logger = logging.getLogger("outrider.serve")
@@ -226,7 +227,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
 async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, headers = request.url.path, None
-    said = f"Unknown request URL: {request.method} {path}: "
+    said = f"Unknown request URL: {request.method} {short(path)}: "
     if error.status_code == 405:
         allowed = ", ".join(_methods(request, path))
         said, headers = f"{said}there is {allowed}", {"Allow": allowed}

@@ -503,6 +503,13 @@ def test_key_files_that_others_may_read_or_that_are_empty_are_refused(tmp_path: 
         keys_of(tmp_path / "nothing", tmp_path)
 
 
+@pytest.mark.parametrize("place", ["/", "/v1/files/", "/v1/batches/"])
+def test_an_address_that_is_long_is_not_repeated_whole(client: TestClient, place: str) -> None:
+    answer = client.get(place + "x" * 5000)
+    assert answer.status_code == 404
+    assert len(answer.json()["error"]["message"]) < 300
+
+
 def test_keys_are_no_device_that_has_no_end(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^--api-key-file: /dev/zero cannot be read: it is longer than 1 MiB$"):
         keys_of(Path("/dev/zero"), tmp_path)
