@@ -8,10 +8,10 @@ for a whole token. The kernels have a scale for every 128 channels, so that thes
 from __future__ import annotations
 
 from outrider.kernels.builder import Builder
-from outrider.kernels.program import Activation, Norm, Program, Slice
+from outrider.kernels.program import Activation, Program, Slice
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.layer_norm import Heads, attend, projected
-from outrider.workers.models.families.parts import Begin, Linear, activation
+from outrider.workers.models.families.parts import Begin, Linear, activation, rms_norm
 from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, gated, read_sizes
 from outrider.workers.models.rope import Rope, read_rope
 
@@ -32,7 +32,7 @@ def _attention(sizes: Sizes, rope: Rope, bias: bool) -> Mixer:
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         under = Linear(f"model.layers.{layer}.self_attn.")
         projections = projected(under, ("q_proj", "k_proj", "v_proj"), heads, hidden, bias)
-        a = _normed(builder, attend(builder, h, projections, heads, rope=rope), under, "attn_sub_norm", sizes)
+        a = rms_norm(builder, attend(builder, h, projections, heads, rope=rope), under, "attn_sub_norm", sizes.epsilon)
         output, shift = under.weight("o_proj", hidden, a.width), under.biases(bias, ("o_proj", hidden))
         return builder.linear(a, [output], biases=shift, residual=residual)
 
@@ -42,11 +42,7 @@ def _attention(sizes: Sizes, rope: Rope, bias: bool) -> Mixer:
 def _mixer(sizes: Sizes, function: Activation) -> Mixer:
     def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         mlp = Linear(f"model.layers.{layer}.mlp.")
-        m = _normed(builder, gated(builder, h, mlp, sizes.ffn, function), mlp, "ffn_sub_norm", sizes)
+        m = rms_norm(builder, gated(builder, h, mlp, sizes.ffn, function), mlp, "ffn_sub_norm", sizes.epsilon)
         return builder.linear(m, [mlp.weight("down_proj", sizes.hidden, sizes.ffn)], residual=residual)
 
     return mixer
-
-
-def _normed(builder: Builder, x: Slice, under: Linear, name: str, sizes: Sizes) -> Slice:
-    return builder.norm(x, under.vector(name, x.width), kind=Norm.RMS, epsilon=sizes.epsilon)

@@ -12,9 +12,9 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.experts import Experts, Router, chosen_experts, products_of
 from outrider.workers.models.families.gemma import cap_of, root
-from outrider.workers.models.families.gemma_layers import SharedAttention, first_that_shares, inputs_of_layers, rms_norm
+from outrider.workers.models.families.gemma_layers import SharedAttention, first_that_shares, inputs_of_layers
 from outrider.workers.models.families.layer_norm import Heads
-from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, windows
+from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, rms_norm, windows
 from outrider.workers.models.families.skeleton import Sizes, gated, read_sizes
 from outrider.workers.models.rope import Rope, read_ropes
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.kernels.builder import Builder
-from outrider.kernels.program import Norm, Slice, Tensor
+from outrider.kernels.program import Slice, Tensor
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.gemma import root
@@ -14,10 +14,6 @@ from outrider.workers.models.families.layer_norm import Heads
 from outrider.workers.models.families.parts import Linear
 from outrider.workers.models.families.skeleton import Sizes, rotate
 from outrider.workers.models.rope import Rope
-
-
-def rms_norm(builder: Builder, x: Slice, under: Linear, name: str, epsilon: float, residual: Slice | None = None) -> Slice:
-    return builder.norm(x, under.vector(name, x.width), kind=Norm.RMS, epsilon=epsilon, residual=residual)
 
 
 def inputs_of_layers(builder: Builder, x: Slice, sizes: Sizes, width: int, table: int) -> Slice:

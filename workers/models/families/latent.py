@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from outrider.kernels.builder import Builder
-from outrider.kernels.program import Norm, Program, Routing, Slice
+from outrider.kernels.program import Program, Routing, Slice
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.corrected_mixtures import check_sarvam, deepseek_experts, deepseek_router
 from outrider.workers.models.families.experts import Router, groups_of, mixture, sparse_layers
 from outrider.workers.models.families.gemma import in_type_of_embeddings
-from outrider.workers.models.families.parts import Begin, Linear, Ranges
+from outrider.workers.models.families.parts import Begin, Linear, Ranges, rms_norm
 from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
 from outrider.workers.models.rope import LONG, Rope, latent_factor, read_rope
 
@@ -242,7 +242,7 @@ def _attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) -> Mix
         names = Linear(f"model.layers.{layer}.self_attn.")
 
         def norm(x: Slice, name: str) -> Slice:
-            return builder.norm(x, names.vector(name, x.width), kind=Norm.RMS, epsilon=epsilon)
+            return rms_norm(builder, x, names, name, epsilon)
 
         queries = _turned_first(heads, plain, turned, latent.paired)
         narrow = "kv_a_proj_with_mqa", latent.rank + turned

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.kernels.builder import Builder
-from outrider.kernels.program import Activation, Tensor
+from outrider.kernels.program import Activation, Norm, Slice, Tensor
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 
@@ -86,3 +86,7 @@ def paired_rows(heads: int, head_size: int, rotated: int, first: int = 0) -> Ran
         if rotated < head_size:
             ranges.append((start + rotated, start + head_size))
     return tuple(ranges)
+
+
+def rms_norm(builder: Builder, x: Slice, under: Linear, name: str, epsilon: float, residual: Slice | None = None) -> Slice:
+    return builder.norm(x, under.vector(name, x.width), kind=Norm.RMS, epsilon=epsilon, residual=residual)
