@@ -76,11 +76,23 @@ def _numbers(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, gro
 
 def _words(values: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """Neighbours of a row in one word, the first lowest, or those that ``order`` names."""
+    if bits == 3:
+        return _across_words(values)
     in_word = 32 // bits
     apart = values.unflatten(1, (-1, in_word))
     if order:
         apart = apart[..., list(order)]
     return (apart << bits * torch.arange(in_word)).sum(2).to(torch.uint32).view(torch.int32)
+
+
+def _across_words(values: torch.Tensor) -> torch.Tensor:
+    """Of 32 codes of 3 bits the eleventh and the 22nd lie in two words, as gptqmodel has it."""
+    apart, words = values.unflatten(1, (-1, 32)), []
+    tens = 3 * torch.arange(10)
+    words.append((apart[..., :10] << tens).sum(2) + (apart[..., 10] << 30))
+    words.append((apart[..., 10] >> 2) + (apart[..., 11:21] << tens + 1).sum(2) + (apart[..., 21] << 31))
+    words.append((apart[..., 21] >> 1) + (apart[..., 22:] << tens + 2).sum(2))
+    return (torch.stack(words, 2).flatten(1) & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
 
 
 def awq(module: str, matrix: torch.Tensor) -> Packed:

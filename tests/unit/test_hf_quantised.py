@@ -196,6 +196,16 @@ def quantised_by(path: Path, **stated: Any) -> Path:
             "cuda:0",
             "runs by kernels that are fetched from the model hub as code, which outrider never runs;",
         ),
+        (
+            {"quant_method": "intel/auto-round"},
+            "cpu",
+            "is not known to transformers by that name; the native engine reads it, of its own families: leave out",
+        ),
+        (
+            {"quant_method": "modelopt"},
+            "cuda",
+            "is not known to transformers; the native engine reads it, of its own families: leave out --engine hf",
+        ),
         ({"quant_method": "metal"}, "cpu", "runs on Apple's GPUs alone; take this model in another format"),
         (
             {"quant_method": "spqr"},

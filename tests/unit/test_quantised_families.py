@@ -182,6 +182,29 @@ def test_a_router_and_a_head_may_be_quantised_too(layout: str, tmp_path: Path) -
     check(model, kept="bf16" if layout.startswith("fp8") else "w8af32")
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_gptq_of_three_bits_has_codes_in_two_words(version: int, tmp_path: Path) -> None:
+    """32 rows, and columns, lie in three words."""
+    settings = GPTQ | {"bits": 3, "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}
+    layout = Layout(gptq(3, 1 if version == 1 else 0, ordered=version == 2), settings)
+    model = made(tmp_path, "qwen3-moe", layout, moe_intermediate_size=64, head_dim=32)
+    check(model)
+    found = open_model(ModelSpec(str(model), "native", "w4abf16", threads=1)).numeric_path["weights"]
+    assert found.startswith("gptq, 3 bits, groups of 32 (")
+    rewritten(
+        model, lambda tensors: {name: value[:-1] if "q_proj.qweight" in name else value for name, value in tensors.items()}
+    )
+    with pytest.raises(ModelError, match=r"q_proj.qweight. \(gptq\) has shape"):
+        check_weights(str(model), "native", precision="w4a8")
+
+
+def test_gptq_of_three_bits_that_do_not_fill_words_is_refused(tmp_path: Path) -> None:
+    model = made(tmp_path, "jais2", LAYOUTS["gptq"], lambda module: module.endswith("0.self_attn.k_proj"))
+    set_config(model, quantization_config=GPTQ | {"bits": 3})
+    with pytest.raises(ModelError, match=r"has \d+ rows and \d+ columns, 32 of which lie in 3 words|has shape"):
+        check_weights(str(model), "native", precision="w4a8")
+
+
 @pytest.mark.parametrize("layout", ["gptq", "gptq, in activation order", "fp8 by block"])
 def test_the_last_group_or_block_of_a_row_need_not_be_whole(layout: str, tmp_path: Path) -> None:
     """DeepSeek-V2-Lite, GLM-4.5-Air and dots.llm1 have rows of 10,944, Gemma 4's mixture such of 704."""
@@ -331,12 +354,12 @@ AUTO_ROUND = LAYOUTS["auto-round, as gptq"].settings
         (AUTO_ROUND | {"packing_format": "auto_round:llm_compressor"}, '"packing_format": .auto_round:llm_compressor.;'),
         (AUTO_ROUND | {"packing_format": None}, 'has no "packing_format"'),
         (AUTO_ROUND | {"rotation_config": {"hadamard_type": "random"}}, '"rotation_config", which is not known'),
-        (AUTO_ROUND | {"bits": 3}, '"bits": 3; 2, 4, 8 are known'),
+        (AUTO_ROUND | {"bits": 5}, '"bits": 5; 2, 3, 4, 8 are known'),
         (AUTO_ROUND | {"bits": 8, "packing_format": "auto_round:auto_awq"}, '"bits": 8; 4 is known'),
         (AUTO_ROUND | {"extra_config": {"(": {"bits": 8}}}, "which is no pattern"),
         (AUTO_ROUND | {"extra_config": {"a": {"bits": 8, "data_type": "mx_fp"}}}, '"data_type": .mx_fp.'),
         (modelopt("NVFP4_AWQ"), '"quant_algo": .NVFP4_AWQ.; FP8, NVFP4, W4A16_NVFP4, MIXED_PRECISION are known'),
-        ({"bits": 4, "group_size": 64}, 'no "quant_method", as MLX writes it'),
+        ({"bits": 4, "group_size": 64}, 'no "quant_method", nor is there a "quantization" of MLX'),
         ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast"}, "only gemm is read"),
     ],
 )

@@ -70,9 +70,14 @@ def test_a_refusal_is_remembered_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_way_of_quantising_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", "llama")
-    set_config(folder, quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"})
-    with pytest.raises(ModelError, match=r"\"quant_method\" 'modelopt', which transformers does not know either: it would"):
-        way_of(folder, True)
+    for method, said in (
+        ("another", "'another', which transformers does not know either: it would .*; take this model in another format"),
+        ("intel/auto-round", "'intel/auto-round', which transformers does not know: it would .*: leave out --engine hf"),
+        ("modelopt", "'modelopt', which transformers does not know: it would .*; the native engine reads it"),
+    ):
+        set_config(folder, quantization_config={"quant_method": method, "bits": 4})
+        with pytest.raises(ModelError, match=rf"\"quant_method\" {said}"):
+            way_of(folder, True)
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

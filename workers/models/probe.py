@@ -27,6 +27,7 @@ from outrider.workers.errors import ModelError
 from outrider.workers.messages import Sampling
 from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.headers import quoted
+from outrider.workers.models.quantisation_libraries import ELSEWHERE, NATIVE, NEEDS, Needs
 from outrider.workers.models.twins import NEAR, VOCABULARY, build_twin, twin_config
 
 # Prompts below every limit of a twin, up to just below its longest (they cross it as they are written), and beyond all.
@@ -104,9 +105,11 @@ def _check_quantised(config: PretrainedConfig) -> None:
     """Refuse a way of quantising that transformers does not know: it loads such weights as if they were plain."""
     stated = _quantisation(config)
     if "quant_method" in stated and not AutoHfQuantizer.supports_quant_method(stated):
+        method = stated["quant_method"]
+        native = isinstance(method, str) and NEEDS.get(method, Needs()).native
         raise ModelError(
-            f'its {KEY} has "quant_method" {quoted(stated["quant_method"])}, which transformers does not know either: it '
-            "would read the codes without their scales; take this model in another format"
+            f'its {KEY} has "quant_method" {quoted(method)}, which transformers does not know'
+            f"{'' if native else ' either'}: it would read the codes without their scales; {NATIVE if native else ELSEWHERE}"
         )
 
 

@@ -17,13 +17,15 @@ from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.headers import quoted
 
 ELSEWHERE = "take this model in another format"
+NATIVE = "the native engine reads it, of its own families: leave out --engine hf"
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
     """``modules`` are imported, ``install`` is what pip installs for them; ``devices``: where it runs, empty for all.
 
-    ``compiled``: transformers has torch compile a part of it as it runs. ``never``: why nothing runs it.
+    ``compiled``: transformers has torch compile a part of it as it runs. ``never``: why transformers never runs it, and
+    ``native``: that the native engine does.
     """
 
     modules: tuple[str, ...] = ()
@@ -31,6 +33,7 @@ class Needs:
     devices: tuple[str, ...] = ()
     compiled: bool = False
     never: str = ""
+    native: bool = False
 
 
 GPU = ("cuda",)
@@ -56,7 +59,9 @@ NEEDS: dict[str, Needs] = {
         ("flute", "fast_hadamard_transform", "accelerate"), "flute-kernel fast_hadamard_transform accelerate", GPU
     ),
     "hqq": Needs(never="is not read by transformers 5"),
+    "intel/auto-round": Needs(never="is not known to transformers by that name", native=True),
     "metal": Needs(never="runs on Apple's GPUs alone"),
+    "modelopt": Needs(never="is not known to transformers", native=True),
     "mxfp4": Needs(("accelerate",), "accelerate"),
     "mxfp8": Needs(("accelerate",), "accelerate"),
     "nvfp4": Needs(never="is not read by transformers yet"),
@@ -85,7 +90,7 @@ def check_library(config: Mapping[str, Any], source: str, device: str | None) ->
         return
     what = f'{source}: the quantisation "{method}" ({KEY}, "quant_method")'
     if needs.never:
-        raise ModelError(f"{what} {needs.never}; {ELSEWHERE}")
+        raise ModelError(f"{what} {needs.never}; {NATIVE if needs.native else ELSEWHERE}")
     if device is not None and needs.devices and device.partition(":")[0] not in needs.devices:
         known = " and ".join(needs.devices)
         raise ModelError(f"{what} runs on {known} alone, and this model is to run on {device}; {ELSEWHERE}")

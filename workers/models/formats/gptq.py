@@ -1,7 +1,8 @@
-"""GPTQ: 2, 4 or 8 bits, the columns (inputs) of a row one after the other in words, and perhaps in an order of their own.
+"""GPTQ: 2, 3, 4 or 8 bits, the columns (inputs) of a row one after the other in words, perhaps in an order of their own.
 
 Version 1 stores zero points less one. Its writers take the one from whole words of zero points, borrowing from the next
-where one was zero, so it is given back to whole words. gptqmodel, which writes both versions, reads it so.
+where one was zero, so it is given back to whole words. Codes of 3 bits go across words, 32 of them in three, and their zero
+points are given one back each, within 3 bits. gptqmodel, which writes both versions, reads them so.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ class GptqMatrix:
         rows, columns = shape
         stated = columns if group == -1 else group
         group = source.whole_groups(stated, columns)
-        in_word = 32 // bits
-        if rows % in_word or columns % in_word:
-            source.refuse(f"has {rows} rows and {columns} columns, {in_word} of which lie in one word")
-        source.entry("qweight", (columns // in_word, rows), "I32")
+        together, words = (32, 3) if bits == 3 else (32 // bits, 1)
+        if rows % together or columns % together:
+            places = "one word" if words == 1 else f"{words} words"
+            source.refuse(f"has {rows} rows and {columns} columns, {together} of which lie in {places}")
+        source.entry("qweight", (columns * bits // 32, rows), "I32")
         groups = -(-columns // stated)
-        source.entry("qzeros", (groups, rows // in_word), "I32")
+        source.entry("qzeros", (groups, rows * bits // 32), "I32")
         scales = source.entry("scales", (groups, rows), "F16", "BF16", "F32")
         order = _order(source, columns, stated) if source.has("g_idx") else None
         type_ = scales.type
@@ -73,9 +75,12 @@ class GptqMatrix:
 
     def _whole(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
         zeros = self.source.whole("qzeros")
-        if self.stored_less_one:
-            zeros = (zeros.view(np.uint32) + ONE_EACH[self.scheme.bits]).view(np.int32)
-        zeros = unpacked(zeros, self.scheme.bits, self.shape[0])
+        bits = self.scheme.bits
+        if self.stored_less_one and bits != 3:
+            zeros = (zeros.view(np.uint32) + ONE_EACH[bits]).view(np.int32)
+        zeros = unpacked(zeros, bits, self.shape[0])
+        if self.stored_less_one and bits == 3:
+            zeros = zeros + np.uint8(1) & np.uint8(7)
         return self.source.whole("qweight"), zeros, self.source.scales("scales")
 
     def done(self) -> None:

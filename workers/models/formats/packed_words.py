@@ -117,7 +117,7 @@ def read_gptq(section: Section) -> Gptq:
 
 
 def _layer(section: Section, base: Layer | None) -> Layer:
-    bits = section.one_of("bits", (2, 4, 8), base.bits if base else None)
+    bits = section.one_of("bits", (2, 3, 4, 8), base.bits if base else None)
     group = section.number("group_size", base.group if base else None)
     return Layer(bits, group, section.flag("sym", base.symmetric if base else True))
 
