@@ -30,6 +30,10 @@ def no_such(what: str, name: str) -> ApiError:
     return ApiError(404, f"No such {what} object: {short(name)}", "id", "not_found")
 
 
+def unsupported(name: str) -> ApiError:
+    return ApiError(400, f'"{short(name)}" is not supported; leave it out', short(name), "unsupported_parameter")
+
+
 def not_a_key() -> ApiError:
     message = "Incorrect API key provided: give one of the server's keys as Authorization: Bearer KEY"
     return ApiError(401, message, code="invalid_api_key")

@@ -21,7 +21,7 @@ from outrider.runner.job.directory import JOURNAL
 from outrider.runner.job.prompts import json_problem, strictly_parsed
 from outrider.runner.job.requests import RowError
 from outrider.runner.serve import page, single, uploads
-from outrider.runner.serve.api_errors import SERVER, ApiError, no_such
+from outrider.runner.serve.api_errors import SERVER, ApiError, no_such, unsupported
 from outrider.runner.serve.auth import Authentication
 from outrider.runner.serve.bodies import pieces
 from outrider.runner.serve.metrics import metrics
@@ -101,7 +101,7 @@ class _Api:
         query = _query(request, "after", "limit", "order", "purpose")
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise ApiError(400, f'"order" must be asc or desc, got "{order}"', "order")
+            raise ApiError(400, f'"order" must be asc or desc, got "{short(order)}"', "order")
         limit = _limit(query, USUAL_FILES, MOST_FILES)
         return JSONResponse(self._service.list_files(query.get("purpose"), query.get("after"), limit, order == "desc"))
 
@@ -142,7 +142,7 @@ class _Api:
     def model(self, request: Request) -> Response:
         name = request.path_params["model"]
         if name not in self._service.models:
-            raise ApiError(404, f"The model '{name}' does not exist", "model", "model_not_found")
+            raise ApiError(404, f"The model '{short(name)}' does not exist", "model", "model_not_found")
         return JSONResponse(_model(name))
 
     async def complete(self, request: Request) -> Response:
@@ -199,12 +199,14 @@ async def _json(request: Request, most: int, stopping: Event) -> Any:
 
 def _uncompressed(request: Request) -> None:
     if (coding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
-        raise ApiError(415, f'"Content-Encoding: {coding}" is not supported; send the request as it is', "Content-Encoding")
+        raise ApiError(
+            415, f'"Content-Encoding: {short(coding)}" is not supported; send the request as it is', "Content-Encoding"
+        )
 
 
 def _query(request: Request, *known: str) -> dict[str, str]:
     if unknown := sorted(request.query_params.keys() - set(known)):
-        raise ApiError(400, f'"{unknown[0]}" is not supported; leave it out', unknown[0], "unsupported_parameter")
+        raise unsupported(unknown[0])
     for key in request.query_params:
         if len(request.query_params.getlist(key)) > 1:
             raise ApiError(400, f'"{key}" stands twice in the address; leave out one', key)
@@ -213,8 +215,8 @@ def _query(request: Request, *known: str) -> dict[str, str]:
 
 def _limit(query: dict[str, str], usual: int, most: int) -> int:
     given = query.get("limit", str(usual))
-    if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= most:
-        raise ApiError(400, f'"limit" must be a whole number from 1 to {most}, got "{given}"', "limit")
+    if not (given.isascii() and given.isdecimal()) or len(given) > 9 or not 1 <= int(given) <= most:
+        raise ApiError(400, f'"limit" must be a whole number from 1 to {most}, got "{short(given)}"', "limit")
     return int(given)
 
 

@@ -83,6 +83,11 @@ class Authentication:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         # A browser always says whom it calls; what asks for /health may not.
+        if b"transfer-encoding" in headers and b"content-length" in headers:
+            # A proxy in front of us might go by the other one, and take one client's bytes for another's request.
+            said = "the request says twice how long it is; leave out Content-Length or Transfer-Encoding"
+            await _refused(ApiError(400, said, "Content-Length"), {"Connection": "close"})(scope, receive, send)
+            return
         nameless = b"host" not in headers and scope["path"] in OPEN
         if not nameless and not self._is_called(headers.get(b"host", b"").decode("latin-1")):
             refusal = ApiError(421, "this server does not go by that name; see --hostname", "Host", "unknown_host")
@@ -121,6 +126,6 @@ def _plain(name: str) -> str:
     return name.lower().removesuffix(".")
 
 
-def _refused(error: ApiError) -> JSONResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+def _refused(error: ApiError, headers: dict[str, str] | None = None) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else headers
     return JSONResponse(error.body(), status_code=error.status, headers=headers)

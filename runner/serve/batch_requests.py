@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.runner.job.source import Source
 from outrider.runner.printable import printable
-from outrider.runner.serve.api_errors import ApiError
+from outrider.runner.serve.api_errors import ApiError, unsupported
 from outrider.runner.validation_errors import short, shown
 from outrider.workers.errors import UsageError
 
@@ -42,7 +42,7 @@ def parse(body: object) -> BatchRequest:
     if not isinstance(body, dict):
         raise ApiError(400, "send an object (application/json)")
     if unknown := sorted(key for key in body.keys() - set(KEYS) if body[key] is not None):
-        raise ApiError(400, f'"{unknown[0]}" is not supported; leave it out', unknown[0], "unsupported_parameter")
+        raise unsupported(unknown[0])
     for key in KEYS[:3]:
         if not isinstance(body.get(key), str):
             missing = key not in body

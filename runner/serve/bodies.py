@@ -13,17 +13,22 @@ from outrider.runner.serve.model_hosts import CLOSING
 
 # Well within the time in which refusals are written (`http_server.LAST_SECONDS`).
 LOOK_SECONDS = 0.2
+# Whoever sends nothing for so long has gone, perhaps without a word.
+STALLED_SECONDS = 60.0
 
 
 async def pieces(request: Request, stopping: Event) -> AsyncGenerator[bytes, None]:
     """Whoever is still sending then hears so, as those do who wait for an answer."""
     stream = request.stream()
     coming: asyncio.Future[bytes | None] | None = None
+    loop, since = asyncio.get_running_loop(), 0.0
     try:
         while not stopping.is_set():
             if coming is None:
-                coming = asyncio.ensure_future(anext(stream, None))
+                coming, since = asyncio.ensure_future(anext(stream, None)), loop.time()
             if not (await asyncio.wait((coming,), timeout=LOOK_SECONDS))[0]:
+                if loop.time() - since > STALLED_SECONDS:
+                    raise ApiError(408, f"nothing of the request has come for {STALLED_SECONDS:.0f} s; send it anew")
                 continue
             some, coming = coming.result(), None
             if some is None:

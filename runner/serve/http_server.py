@@ -1,23 +1,31 @@
-"""uvicorn, and how it ends: whoever still waits for an answer hears that the server is being stopped."""
+"""uvicorn, which connections it keeps, and how it ends: whoever still waits for an answer hears that it is stopped."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
+
+from outrider.runner.serve.connections import Connection, Idle
+
+logger = logging.getLogger("outrider.serve")
 
 # What is refused is written in this time, before uvicorn gives up what is left.
 LAST_SECONDS = 1.0
 LOOK_SECONDS = 0.1
+LET_GO_SECONDS = 0.5
+SECONDS_BETWEEN_SENTENCES = 60.0
 
 
 class HttpServer(uvicorn.Server):
     """``begin`` is called when it was told to stop, ``refuse`` when open requests have had their time: the config's
     ``timeout_graceful_shutdown``, or until it is ``told_again``. ``told_before``: by a signal that came before uvicorn
-    looked for any.
+    looked for any. More than ``most`` connections are kept only where all are answered.
     """
 
     def __init__(
@@ -26,8 +34,12 @@ class HttpServer(uvicorn.Server):
         begin: Callable[[], None],
         refuse: Callable[[], None],
         told_before: Callable[[], bool] = lambda: False,
+        most: int = 1 << 10,
     ) -> None:
         super().__init__(config)
+        self._idle = Idle(most)
+        self._said: float | None = None
+        self._letting_go: asyncio.Task[None] | None = None
         self._told_before = told_before
         self._begin = begin
         self._refuse = refuse
@@ -41,12 +53,16 @@ class HttpServer(uvicorn.Server):
             super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._stumbled)
         await super().startup(sockets)
+        self._letting_go = asyncio.create_task(self._let_go())
         if self._told_before():
             self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._begin()
+        if self._letting_go is not None:
+            self._letting_go.cancel()
         refusing = asyncio.create_task(self._refuse_in_time())
         await super().shutdown(sockets)
         refusing.cancel()
@@ -62,3 +78,19 @@ class HttpServer(uvicorn.Server):
         self._refuse()
         await asyncio.sleep(LAST_SECONDS)
         self.force_exit = self.told_again
+
+    async def _let_go(self) -> None:
+        """uvicorn itself lets go of those that have had an answer, and of no other."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._idle.let_go(cast("set[Connection]", self.server_state.connections), loop.time())
+            await asyncio.sleep(LET_GO_SECONDS)
+
+    def _stumbled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio tells of each connection that finds no open file left, thousands a second, at length."""
+        if not str(context.get("message")).startswith("socket.accept()"):
+            loop.default_exception_handler(context)
+        elif self._said is None or loop.time() - self._said >= SECONDS_BETWEEN_SENTENCES:
+            self._said = loop.time()
+            why = getattr(context.get("exception"), "strerror", None)
+            logger.error("no further connection can be taken: %s; those that are open go on (see ulimit -n)", why)

@@ -23,6 +23,7 @@ from outrider.runner.printable import printable
 from outrider.runner.process_exit import end_signals
 from outrider.runner.report.display import console
 from outrider.runner.serve.auth import keys_of, page_token
+from outrider.runner.serve.connections import OPEN_FILES_EACH, raise_open_files
 from outrider.runner.serve.model_hosts import ModelHosts
 from outrider.runner.serve.names import Folders
 from outrider.runner.serve.own_files import OwnFiles
@@ -87,13 +88,15 @@ def serve(spec: ServeSpec) -> None:
             server_header=False,
             proxy_headers=False,
             lifespan="on",
+            ws="none",
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         with _draining() as told_to_stop:
             _start(service)
             _tell(spec, list(specs), listening, key_file, keys)
             told_before = lambda: told_to_stop.count > 0  # noqa: E731
-            server = HttpServer(config, told_to_stop.begin, service.refuse_requests, told_before)
+            most = raise_open_files() // OPEN_FILES_EACH
+            server = HttpServer(config, told_to_stop.begin, service.refuse_requests, told_before, most)
             server.run(sockets=[listening])
             told_to_stop.count += server.told_again
             _close(service, told_to_stop)

@@ -50,6 +50,7 @@ from outrider.runner.serve.running import (
 from outrider.runner.serve.store import ENDED, OUTPUT, Batch, File, Store
 from outrider.runner.serve.store import ERRORS as ERROR_FILE
 from outrider.runner.serve.unwritten_files import leave_unwritten, size_of
+from outrider.runner.validation_errors import short
 from outrider.workers.errors import JobDamagedError, JobError, NoSpaceError, OutriderError, unwritable
 
 logger = logging.getLogger("outrider.serve")
@@ -204,7 +205,7 @@ class Service:
         asked = batch_requests.parse(body)
         file = self._store.file(asked.input_file_id) if FILE.fullmatch(asked.input_file_id) else None
         if file is None or file.batch is not None:
-            raise ApiError(400, f"No such File object: {asked.input_file_id}", "input_file_id", "not_found")
+            raise ApiError(400, f"No such File object: {short(asked.input_file_id)}", "input_file_id", "not_found")
         name, now = new_batch_id(), int(self._now())
         batch = Batch(name, None, "validating", None, _shown(name, asked, now))
         directory = self._folders.batch(name)

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from outrider.runner.serve.api_errors import INVALID, SERVER, ApiError
 from outrider.runner.serve.running import Answer
 from outrider.runner.serve.service import Service
+from outrider.runner.validation_errors import short, shown
 
 MOST_BODY_BYTES = 64 << 20
 LOOK_SECONDS = 1.0
@@ -76,8 +77,10 @@ def _model(service: Service, asked: Mapping[str, Any]) -> str:
         return service.models[0]
     if model is None:
         raise ApiError(400, "you must provide a model parameter", "model", "missing_required_parameter")
-    if not isinstance(model, str) or model not in service.models:
-        raise ApiError(404, f"The model '{model}' does not exist", "model", "model_not_found")
+    if not isinstance(model, str):
+        raise ApiError(400, f'"model" must be a text, got {shown(model)}', "model", "invalid_type")
+    if model not in service.models:
+        raise ApiError(404, f"The model '{short(model)}' does not exist", "model", "model_not_found")
     return model
 
 

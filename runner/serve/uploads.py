@@ -17,9 +17,10 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 
 from outrider.runner.job.results import sync_folder
-from outrider.runner.serve.api_errors import ApiError
+from outrider.runner.serve.api_errors import ApiError, unsupported
 from outrider.runner.serve.names import FILE, Folders, new_file_id
 from outrider.runner.serve.store import File, Store
+from outrider.runner.validation_errors import short
 from outrider.workers.errors import JobError
 
 PURPOSE = "batch"
@@ -144,7 +145,7 @@ class _Form:
         if not self._ended:
             raise ApiError(400, "the form ends in the middle; send it anew", "file")
         if unknown := sorted(self._fields.keys() - {"purpose"}):
-            raise ApiError(400, f'"{unknown[0]}" is not supported; leave it out', unknown[0], "unsupported_parameter")
+            raise unsupported(unknown[0])
         if not self._has_file:
             raise ApiError(400, '"file" is missing', "file", "missing_required_parameter")
         if "purpose" not in self._fields:
@@ -152,7 +153,7 @@ class _Form:
             raise ApiError(400, said, "purpose", "missing_required_parameter")
         purpose = self._fields["purpose"].decode(errors="replace")
         if purpose != PURPOSE:
-            raise ApiError(400, f'"purpose" must be "{PURPOSE}", got "{purpose}"', "purpose", "invalid_purpose")
+            raise ApiError(400, f'"purpose" must be "{PURPOSE}", got "{short(purpose)}"', "purpose", "invalid_purpose")
         if not self.size:
             raise ApiError(400, "the file is empty", "file", "empty_file")
 
@@ -178,12 +179,12 @@ class _Form:
             raise ApiError(400, said, "file")
         encoding = self._headers.get(b"content-transfer-encoding", b"").strip().lower()
         if encoding not in PLAIN:
-            given = encoding.decode(errors="replace")
-            said = f'"Content-Transfer-Encoding: {given}" is not supported; send what is in "{self._name}" as it is'
-            raise ApiError(400, said, self._name)
+            given, part = short(encoding.decode(errors="replace")), short(self._name)
+            said = f'"Content-Transfer-Encoding: {given}" is not supported; send what is in "{part}" as it is'
+            raise ApiError(400, said, part)
         if self._name in self._fields or (self._name == "file" and self._has_file):
-            said = f'the form holds several parts called "{self._name}"; send one at a time'
-            raise ApiError(400, said, self._name)
+            part = short(self._name)
+            raise ApiError(400, f'the form holds several parts called "{part}"; send one at a time', part)
         if self._name != "file":
             self._fields[self._name] = b""
             return

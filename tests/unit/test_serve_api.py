@@ -510,6 +510,28 @@ def test_an_address_that_is_long_is_not_repeated_whole(client: TestClient, place
     assert len(answer.json()["error"]["message"]) < 300
 
 
+def test_a_value_that_is_long_is_not_repeated_whole(client: TestClient) -> None:
+    long = "x" * 5000
+    batch = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
+    answers = [
+        client.get(f"/v1/models/{long}"),
+        client.get("/v1/files", params={"order": long}),
+        client.get("/v1/files", params={"limit": long}),
+        client.get("/v1/batches", params={long: "1"}),
+        client.post("/v1/completions", json={"model": long, "prompt": "Row"}),
+        client.post("/v1/completions", json={"model": [long], "prompt": "Row"}),
+        client.post("/v1/batches", json={**batch, "input_file_id": long}),
+        client.post("/v1/batches", json={**batch, long: 1}),
+        client.post("/v1/batches", json={**batch, "completion_window": long}),
+        client.post("/v1/batches", content="{}", headers={"Content-Encoding": long}),
+        send(client, b"Row", purpose=long),
+        send(client, b"Row", **{long: "1"}),
+        form(client, *[f'Content-Disposition: form-data; name="{long}"\r\n\r\n1'.encode()] * 2),
+    ]
+    for number, answer in enumerate(answers):
+        assert answer.status_code in (400, 404, 415) and len(answer.text) < 400, (number, answer.text)
+
+
 def test_keys_are_no_device_that_has_no_end(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^--api-key-file: /dev/zero cannot be read: it is longer than 1 MiB$"):
         keys_of(Path("/dev/zero"), tmp_path)
