@@ -26,6 +26,7 @@ from virtual_ray import VirtualRay, in_place_of_ray
 
 from outrider.runner import drive_job, prepare_job
 from outrider.runner import run_job as run_job_module
+from outrider.runner.hosts.ray_restart import ANEW
 from outrider.runner.job import results
 from outrider.runner.job.directory import (
     check_apart,
@@ -569,6 +570,20 @@ def test_an_input_that_is_refused_leaves_nothing_behind(heard: Heard) -> None:
         run_job(spec_of(ROW, BAD), heard)
     assert not Path("job").exists()
     assert run_job(spec_of(ROW), heard).summary["done"] == 1
+
+
+def test_an_input_that_is_replaced_while_a_job_runs_does_not_keep_it_from_another_ray(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(ROW)
+    run_job(spec, heard)
+    for other in ("", ROW * 2):
+        Path("in.jsonl").write_text(other)
+        monkeypatch.delenv(ANEW, raising=False)
+        with pytest.raises(UsageError, match="is empty" if not other else "an input, model or parameter other than now"):
+            run_job(spec, heard)
+        monkeypatch.setenv(ANEW, "1")
+        assert run_job(spec, heard).summary["done"] == 1
 
 
 def test_a_pipe_that_is_empty_leaves_nothing_behind(heard: Heard) -> None:
