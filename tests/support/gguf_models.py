@@ -45,12 +45,48 @@ Matrix = NDArray[np.float32]
 Choose = Callable[[str, Matrix], str]
 
 
+# Where in a block of few bits its scales lie, in fp16.
+SCALES: dict[str, tuple[int, ...]] = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    **dict.fromkeys(("Q1_0", "Q2_0", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0,)),
+    # In four parts.
+    "IQ1_M": (),
+}
+
+
 def blocks_of(values: Matrix, type_: str) -> NDArray[np.uint8]:
-    """Rows as blocks of a type: by the gguf package, and the types that it only reads by rounding to their grids here."""
+    """Rows as blocks of a type: by the gguf package, and the types that it only reads by rounding to their grids here.
+
+    Of few bits: blocks of chance, whose scales make their numbers about as large as the values.
+    """
     if type_ in ("Q4_K", "Q5_K", "Q6_K"):
         return _super_blocks(values, type_)
+    if type_ in SCALES:
+        rows = values.reshape(-1, values.shape[-1])
+        return blocks_by_chance(type_, rows.shape, float(rows.std()) or 1.0).reshape(*values.shape[:-1], -1)
     packed: NDArray[np.uint8] = gguf.quantize(values, getattr(Type, type_))
     return packed
+
+
+def blocks_by_chance(type_: str, shape: tuple[int, ...], deviation: float, seed: int = 0) -> NDArray[np.uint8]:
+    kind = BY_NAME[type_]
+    assert kind.scheme is not None and kind.unpack is not None
+    packed = np.random.default_rng(seed).integers(0, 256, (shape[0], shape[1] // kind.values, kind.bytes), np.uint8)
+    _set_scales(packed, type_, 1.0)
+    _set_scales(packed, type_, deviation / float(kind.unpack(kind.scheme, packed).dequantise().std()))
+    return packed.reshape(shape[0], -1)
+
+
+def _set_scales(packed: NDArray[np.uint8], type_: str, scale: float) -> None:
+    (bits,) = np.array([scale], np.float16).view(np.uint16).tolist()
+    for at in SCALES[type_]:
+        packed[..., at : at + 2] = [bits & 255, bits >> 8]
+    if type_ == "IQ1_M":
+        parts = np.array([bits << 4, bits, bits >> 4, bits >> 8]) & 240
+        packed[..., 49:56:2] = packed[..., 49:56:2] & 15 | parts
 
 
 def _super_blocks(values: Matrix, type_: str) -> NDArray[np.uint8]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from gguf_models import SCALES
 from numpy.typing import NDArray
 from quantised_models import block_fp8, compressed, packed_small, save_small
 from safetensors.numpy import load_file, save_file
@@ -189,17 +190,32 @@ def test_fp8_by_block(tmp_path: Path) -> None:
 def test_gguf_blocks_are_what_the_library_makes_of_them(name: str) -> None:
     kind = BY_NAME[name]
     assert kind.scheme is not None and kind.unpack is not None
-    type_ = getattr(gguf.GGMLQuantizationType, name)
-    assert (kind.values, kind.bytes) == gguf.GGML_QUANT_SIZES[type_]
     packed = np.random.default_rng(0).integers(0, 256, (40, 3, kind.bytes), np.uint8)
-    halves = {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "MXFP4": ()}.get(name, (0, 2))
+    halves = {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "MXFP4": (), **SCALES}.get(name, (0, 2))
     for at in halves:
         # No infinities, no numbers that are none.
         packed[..., at + 1] &= 0xBB
     if name == "MXFP4":
         packed[..., 0] %= 250
+    if name == "IQ1_M":
+        packed[..., 55] &= 0xBF
+    packed[1] = 0
     rows = kind.unpack(kind.scheme, packed)
-    np.testing.assert_array_equal(rows.dequantise(), gguf.dequantize(packed.reshape(40, -1), type_))
+    np.testing.assert_array_equal(rows.dequantise(), _by_the_library(name, packed))
+
+
+def _by_the_library(name: str, packed: np.ndarray) -> np.ndarray:
+    kind = BY_NAME[name]
+    if name in ("Q1_0", "Q2_0"):
+        # Which the package does not read: signs, and two bits less one.
+        codes = packed[..., 2:, None] >> np.arange(0, 8, 8 * (kind.bytes - 2) // kind.values, dtype=np.uint8)
+        values = 2.0 * (codes & 1) - 1 if name == "Q1_0" else (codes & 3) - 1.0
+        scales = np.ascontiguousarray(packed[..., :2]).view(np.float16).astype(np.float32)
+        found: np.ndarray = (values.reshape(*packed.shape[:2], -1).astype(np.float32) * scales).reshape(len(packed), -1)
+        return found
+    type_ = getattr(gguf.GGMLQuantizationType, name)
+    assert (kind.values, kind.bytes) == gguf.GGML_QUANT_SIZES[type_]
+    return np.asarray(gguf.dequantize(packed.reshape(len(packed), -1), type_))
 
 
 def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "one over another": (file_of([], [tensor("a"), tensor("b", offset=96)]), "over another"),
     "the same twice": (file_of([], [tensor("a"), tensor("a", offset=128)], data=512), "the tensor 'a' twice"),
     "a type that is not read": (
-        file_of([], [tensor(kind=10)]),
-        "in GGUF's type Q2_K, which is not read; take a file in Q4",
+        file_of([], [tensor(kind=40)]),
+        "in GGUF's type NVFP4, which is not read; take a file in Q4",
     ),
     "an unknown type": (file_of([], [tensor(kind=77)]), "in GGUF's type 77, which is not read; take a file in Q4_K_M"),
     "half a block": (file_of([], [tensor(shape=(40,), kind=8)]), "32 values make a block"),

@@ -76,6 +76,8 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "gguf Q5_K": lambda path: small_gguf(path, "Q5_K", **WIDE),
     "gguf Q6_K": lambda path: small_gguf(path, "Q6_K", **WIDE),
     "gguf MXFP4": lambda path: small_gguf(path, "MXFP4"),
+    "gguf IQ3_S": lambda path: small_gguf(path, "IQ3_S", **WIDE),
+    "gguf TQ2_0": lambda path: small_gguf(path, "TQ2_0", **WIDE),
 }
 
 
@@ -244,6 +246,17 @@ def test_matrices_of_one_input_may_be_quantised_in_different_ways(tmp_path: Path
     assert np.abs(found - wanted).max() <= 0.002 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("type_", ["Q2_K", "IQ2_S"])
+def test_codes_that_the_kernels_have_no_storage_for_are_dequantised(type_: str, tmp_path: Path) -> None:
+    path = small_gguf(tmp_path, type_, **WIDE)
+    assert read_model_info(str(path)).made_for == "bf16"
+    with pytest.raises(ModelError, match=rf"cannot be kept as .*gguf {type_}, .*--precision bf16 runs it"):
+        lay_out(path, PRECISIONS["w8a8"])
+    assert lay_out(path, PRECISIONS["bf16"]).weights.startswith(f"dequantised from gguf {type_}")
+    wanted = logits(open_native(dequantised(path, tmp_path / "numbers"), "fp32"))
+    np.testing.assert_array_equal(logits(open_native(path, "fp32")), wanted)
+
+
 def test_what_the_checkpoint_leaves_unquantised_is_not_rounded(tmp_path: Path) -> None:
     path = packed_small(tmp_path, "awq")
     head = next(
@@ -339,6 +352,7 @@ MADE_FOR = {
     "compressed int8": "w8a8",
     "gguf Q8_0": "w8a8",
     "gguf Q4_0": "w4a8",
+    "gguf IQ3_S": "w8a8",
 }
 
 

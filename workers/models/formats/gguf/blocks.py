@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.quantised import Levels, QuantisedRows, Scheme, Values
-
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
-SUPER = 256
+from outrider.kernels.quantised import QuantisedRows, Scheme, Values
+from outrider.workers.models.formats.gguf import few_bits
+from outrider.workers.models.formats.gguf.parts import SUPER, Bytes, half, in_rows, nibbles, plain, two_levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,48 +24,29 @@ class Kind:
     unpack: Callable[[Scheme, Bytes], QuantisedRows] | None = None
 
 
-def _half(blocks: Bytes, at: int) -> Floats:
-    """The fp16 at a place of every block: [rows, blocks]."""
-    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
-
-
-def _nibbles(packed: Bytes) -> Bytes:
-    """The lower halves of all bytes, then the upper ones."""
-    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
-
-
-def _rows(codes: Bytes) -> Bytes:
-    return np.ascontiguousarray(codes).reshape(codes.shape[0], -1)
-
-
 def _fifths(words: Bytes) -> Bytes:
     """The 32 bits of four bytes, the lowest first, each where the fifth bit of a code lies."""
     return np.unpackbits(words, axis=-1, bitorder="little") * np.uint8(16)
 
 
-def _plain(scheme: Scheme, scales: Floats, codes: Bytes, minima: Floats | None = None) -> QuantisedRows:
-    zero = 0 if scheme.minima else 1 << (scheme.bits - 1)
-    return QuantisedRows(scheme, _rows(codes), scales, np.full(scales.shape, zero, np.uint8), minima)
-
-
 def _q4_0(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    return _plain(scheme, _half(blocks, 0), _nibbles(blocks[..., 2:]))
+    return plain(scheme, half(blocks, 0), nibbles(blocks[..., 2:]))
 
 
 def _q4_1(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    return _plain(scheme, _half(blocks, 0), _nibbles(blocks[..., 4:]), -_half(blocks, 2))
+    return plain(scheme, half(blocks, 0), nibbles(blocks[..., 4:]), -half(blocks, 2))
 
 
 def _q5_0(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    return _plain(scheme, _half(blocks, 0), _nibbles(blocks[..., 6:]) | _fifths(blocks[..., 2:6]))
+    return plain(scheme, half(blocks, 0), nibbles(blocks[..., 6:]) | _fifths(blocks[..., 2:6]))
 
 
 def _q5_1(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    return _plain(scheme, _half(blocks, 0), _nibbles(blocks[..., 8:]) | _fifths(blocks[..., 4:8]), -_half(blocks, 2))
+    return plain(scheme, half(blocks, 0), nibbles(blocks[..., 8:]) | _fifths(blocks[..., 4:8]), -half(blocks, 2))
 
 
 def _q8_0(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    return _plain(scheme, _half(blocks, 0), blocks[..., 2:] ^ np.uint8(128))
+    return plain(scheme, half(blocks, 0), blocks[..., 2:] ^ np.uint8(128))
 
 
 def _six_bits(packed: Bytes) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
@@ -75,24 +54,10 @@ def _six_bits(packed: Bytes) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], axis=-1)
     minima = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], axis=-1)
-    return _rows(scales).astype(np.int16), _rows(minima).astype(np.int16)
+    return in_rows(scales).astype(np.int16), in_rows(minima).astype(np.int16)
 
 
-def _two_levels(
-    scheme: Scheme,
-    codes: Bytes,
-    scales: tuple[Floats, NDArray[np.int16]],
-    minima: tuple[Floats, NDArray[np.int16]] | None,
-) -> QuantisedRows:
-    groups = SUPER // scheme.group
-    spread = np.repeat(scales[0], groups, axis=1) * scales[1]
-    low = None if minima is None else np.repeat(minima[0], groups, axis=1) * minima[1]
-    levels = Levels(*scales, *(minima or ()))
-    zero = 0 if minima is not None else 1 << (scheme.bits - 1)
-    return QuantisedRows(scheme, codes, spread, np.full(spread.shape, zero, np.uint8), low, levels)
-
-
-def _k_nibbles(packed: Bytes) -> Bytes:
+def _knibbles(packed: Bytes) -> Bytes:
     """Of 128 bytes 32 at a time: their lower halves are a group of 32, their upper ones the next."""
     lines = packed.reshape(*packed.shape[:-1], 4, 32)
     return np.stack([lines & 15, lines >> 4], axis=-2).reshape(*packed.shape[:-1], SUPER)
@@ -100,16 +65,16 @@ def _k_nibbles(packed: Bytes) -> Bytes:
 
 def _q4_k(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
     scales, minima = _six_bits(blocks[..., 4:16])
-    codes = _rows(_k_nibbles(blocks[..., 16:]))
-    return _two_levels(scheme, codes, (_half(blocks, 0), scales), (_half(blocks, 2), minima))
+    codes = in_rows(_knibbles(blocks[..., 16:]))
+    return two_levels(scheme, codes, (half(blocks, 0), scales), (half(blocks, 2), minima))
 
 
 def _q5_k(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
     scales, minima = _six_bits(blocks[..., 4:16])
     # Bit g of byte i is the upper bit of value i of group g.
     upper = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    codes = _k_nibbles(blocks[..., 48:]) | upper.astype(np.uint8).reshape(*blocks.shape[:-1], SUPER) << np.uint8(4)
-    return _two_levels(scheme, _rows(codes), (_half(blocks, 0), scales), (_half(blocks, 2), minima))
+    codes = _knibbles(blocks[..., 48:]) | upper.astype(np.uint8).reshape(*blocks.shape[:-1], SUPER) << np.uint8(4)
+    return two_levels(scheme, in_rows(codes), (half(blocks, 0), scales), (half(blocks, 2), minima))
 
 
 def _q6_k(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
@@ -117,14 +82,14 @@ def _q6_k(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
     halves = (*blocks.shape[:-1], 2)
     low = blocks[..., :128].reshape(*halves, 64)
     high = blocks[..., 128:192].reshape(*halves, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
-    codes = _nibbles(low) | high.astype(np.uint8).reshape(*halves, 128) << np.uint8(4)
-    factors = _rows(blocks[..., 192:208].view(np.int8)).astype(np.int16)
-    return _two_levels(scheme, _rows(codes), (_half(blocks, 208), factors), None)
+    codes = nibbles(low) | high.astype(np.uint8).reshape(*halves, 128) << np.uint8(4)
+    factors = in_rows(blocks[..., 192:208].view(np.int8)).astype(np.int16)
+    return two_levels(scheme, in_rows(codes), (half(blocks, 208), factors), None)
 
 
 def _mxfp4(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
     scales = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 127).astype(np.float32)
-    return QuantisedRows(scheme, _rows(_nibbles(blocks[..., 1:])), scales, np.zeros(scales.shape, np.uint8))
+    return QuantisedRows(scheme, in_rows(nibbles(blocks[..., 1:])), scales, np.zeros(scales.shape, np.uint8))
 
 
 def _named(name: str, bits: int, group: int = 32, **more: object) -> Scheme:
@@ -141,33 +106,34 @@ TYPES = {
     8: Kind("Q8_0", 32, 34, _named("Q8_0", 8), _q8_0),
     12: Kind("Q4_K", SUPER, 144, _named("Q4_K", 4, minima=True, super_group=SUPER), _q4_k),
     13: Kind("Q5_K", SUPER, 176, _named("Q5_K", 5, minima=True, super_group=SUPER), _q5_k),
+    10: Kind("Q2_K", SUPER, 84, _named("Q2_K", 2, 16, minima=True, super_group=SUPER), few_bits.q2_k),
+    11: Kind("Q3_K", SUPER, 110, _named("Q3_K", 6, 16, super_group=SUPER, signed_sub_scales=True), few_bits.q3_k),
     14: Kind("Q6_K", SUPER, 210, _named("Q6_K", 6, 16, super_group=SUPER, signed_sub_scales=True), _q6_k),
+    16: Kind("IQ2_XXS", SUPER, 66, _named("IQ2_XXS", 8, scale_type="F32"), few_bits.iq2_xxs),
+    17: Kind("IQ2_XS", SUPER, 74, _named("IQ2_XS", 8, 16, scale_type="F32"), few_bits.iq2_xs),
+    18: Kind("IQ3_XXS", SUPER, 98, _named("IQ3_XXS", 8, scale_type="F32"), few_bits.iq3_xxs),
+    19: Kind("IQ1_S", SUPER, 50, _named("IQ1_S", 5, scale_type="F32"), few_bits.iq1_s),
+    20: Kind("IQ4_NL", 32, 18, _named("IQ4_NL", 8), few_bits.iq4_nl),
+    21: Kind("IQ3_S", SUPER, 110, _named("IQ3_S", 5, scale_type="F32"), few_bits.iq3_s),
+    22: Kind("IQ2_S", SUPER, 82, _named("IQ2_S", 8, 16, scale_type="F32"), few_bits.iq2_s),
+    23: Kind("IQ4_XS", SUPER, 136, _named("IQ4_XS", 8, scale_type="F32"), few_bits.iq4_xs),
+    29: Kind("IQ1_M", SUPER, 56, _named("IQ1_M", 5, 16, scale_type="F32"), few_bits.iq1_m),
     30: Kind("BF16", 1, 2),
+    34: Kind("TQ1_0", SUPER, 54, _named("TQ1_0", 2, SUPER, symmetric=False), few_bits.tq1_0),
+    35: Kind("TQ2_0", SUPER, 66, _named("TQ2_0", 2, SUPER, symmetric=False), few_bits.tq2_0),
     39: Kind("MXFP4", 32, 17, _named("MXFP4", 4, values=Values.E2M1, scale_type="E8M0"), _mxfp4),
+    41: Kind("Q1_0", 128, 18, _named("Q1_0", 2, 128, symmetric=False), few_bits.q1_0),
+    42: Kind("Q2_0", 64, 18, _named("Q2_0", 2, 64, symmetric=False), few_bits.q2_0),
 }
 # Those that are not read, by the names that llama.cpp gives them.
 UNREAD = {
     9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
     15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
     24: "I8",
     25: "I16",
     26: "I32",
     27: "I64",
     28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
     40: "NVFP4",
-    41: "Q1_0",
 }
 BY_NAME = {kind.name: kind for kind in TYPES.values()}

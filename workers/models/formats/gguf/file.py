@@ -14,6 +14,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
+from outrider.kernels.quantised import Scheme
+from outrider.kernels.storage import UnknownStorage, storage_for
 from outrider.workers.errors import ModelError
 from outrider.workers.models.files import check_written, open_ordinary, state_of
 from outrider.workers.models.formats.gguf.blocks import BY_NAME, TYPES, UNREAD
@@ -30,6 +32,7 @@ LEAST_TENSOR, LEAST_KEY = 8 + 4 + 4 + 8, 8 + 4 + 1
 # By the number of a metadata type: how Python's struct names it.
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,10 @@ class GgufFile:
 
 @dataclass(frozen=True, slots=True)
 class GgufQuantisation:
-    """What such a file was made for: llama.cpp rounds activations to 8 bits as well."""
+    """What such a file was made for: llama.cpp rounds activations to 8 bits as well.
+
+    bf16 where the kernels have no storage for the codes of some matrix.
+    """
 
     made_for: str
     name: str = "gguf"
@@ -56,12 +62,25 @@ class GgufQuantisation:
 def gguf_quantisation(file: GgufFile) -> GgufQuantisation | None:
     """None where all tensors are floats."""
     values: dict[int, int] = {}
-    for entry in file.tensors.values():
+    dequantised = False
+    for name, entry in file.tensors.items():
         if (scheme := BY_NAME[entry.type].scheme) is not None:
             values[scheme.bits] = values.get(scheme.bits, 0) + prod(entry.shape)
+            # An embedding is read row by row, whatever its codes.
+            dequantised |= not (name == EMBEDDING and HEAD in file.tensors) and not _is_stored(scheme, entry.shape[-1])
     if not values:
         return None
+    if dequantised:
+        return GgufQuantisation("bf16")
     return GgufQuantisation("w4a8" if max(values, key=lambda bits: values[bits]) == 4 else "w8a8")
+
+
+def _is_stored(scheme: Scheme, columns: int) -> bool:
+    try:
+        storage_for(scheme, columns)
+    except UnknownStorage:
+        return False
+    return True
 
 
 def is_gguf(path: Path) -> bool:
