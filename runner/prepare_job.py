@@ -226,7 +226,9 @@ def _check_goes_on(
     kept = kept_identity(journal)
     # Whoever runs failed rows again gives no input, and the rows are all here. One that goes on by itself with another Ray
     # was begun with the right one, and it may have been replaced meanwhile.
-    digest = None if again or ANEW in os.environ else digest_of_resumed_input(spec.input, directory, journal, display.say, spec.split)
+    digest = None
+    if not again and ANEW not in os.environ:
+        digest = digest_of_resumed_input(spec.input, directory, journal, display.say, spec.split)
     check_same(kept, asked_with(digest or str(kept.get("input"))), "an input, model or parameter", directory, again)
     _, broken = read_description(directory, journal)
     for found in (broken, drop_damaged_statistics(journal, directory)):

@@ -580,7 +580,7 @@ def test_an_input_that_is_replaced_while_a_job_runs_does_not_keep_it_from_anothe
     for other in ("", ROW * 2):
         Path("in.jsonl").write_text(other)
         monkeypatch.delenv(ANEW, raising=False)
-        with pytest.raises(UsageError, match="is empty" if not other else "an input, model or parameter other than now"):
+        with pytest.raises(OutriderError, match="is empty" if not other else "an input, model or parameter other than now"):
             run_job(spec, heard)
         monkeypatch.setenv(ANEW, "1")
         assert run_job(spec, heard).summary["done"] == 1
