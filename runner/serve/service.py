@@ -93,6 +93,11 @@ class Pace:
         return rows / seconds, (last.tokens - first.tokens) / seconds
 
 
+def _passed() -> float:
+    """Seconds that no setting of the clock changes, those that the machine slept included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Service:
     """``start`` takes up what an earlier server has left. Events are handled in one thread, after each other."""
 
@@ -103,12 +108,16 @@ class Service:
         models: Sequence[str],
         runner: Callable[[Hear], Runner],
         now: Callable[[], float] = time.time,
+        passed: Callable[[], float] = _passed,
     ) -> None:
         self._store = store
         self._folders = folders
         self._reserve = Reserve(folders.data)
         self.models = list(models)
         self._now = now
+        self._passed = passed
+        # When the windows are over that this server has seen, as ``passed`` counts.
+        self._over: dict[str, float] = {}
         # None wakes whoever waits.
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self.runner = runner(self._events.put)
@@ -393,9 +402,10 @@ class Service:
         """What time brings: windows that are over, files that could not be written, counts that are kept."""
         with self._lock:
             for batch in self._store.unended():
+                over = self._is_over(batch)
                 # One that is being checked expires when its rows are known, each of which then has its error.
                 checked = batch.status != "validating" or batch.model not in self.models
-                if batch.ending is None and checked and self._is_over(batch):
+                if batch.ending is None and checked and over:
                     self._stop(self._store.change(batch.id, self._ends("expired")))
                 if (due := self._retry.get(batch.id)) is not None and time.monotonic() >= due:
                     del self._retry[batch.id]
@@ -428,8 +438,10 @@ class Service:
             self._run_batch(batch)
 
     def _is_over(self, batch: Batch) -> bool:
-        over: bool = self._now() >= batch.shown["expires_at"]
-        return over
+        """A clock that is set while a batch runs makes its window neither shorter nor longer."""
+        passed = self._passed()
+        over = self._over.setdefault(batch.id, passed + batch.shown["expires_at"] - self._now())
+        return passed >= over
 
     def _tell_waiting(self, name: str, why: str) -> None:
         """Once, however often it is tried again."""
@@ -493,6 +505,7 @@ class Service:
             batch.shown["errors"] = {"object": "list", "data": errors}
 
         failed = self._store.change(name, change)
+        self._over.pop(name, None)
         _discard(self._folders.batch(name))
         return failed
 
@@ -572,6 +585,7 @@ class Service:
                 _discard(directory, written)
             self._paces.pop(name, None)
             self._waiting.pop(name, None)
+            self._over.pop(name, None)
 
     def _written_on_full_disk(self, batch: Batch) -> Counts | None:
         """Rows that have ended, or where even they find no room, none: then they are read from the journal."""

@@ -221,13 +221,29 @@ def test_a_batch_whose_window_is_over_expires_with_an_error_for_each_row(tmp_pat
         batch = create(client, "".join(line(str(number)) for number in range(5)), completion_window="1h")
         until(lambda: batch.id in world.runner.jobs, "run of the batch")
         world.runner.do(batch.id, 2)
-        world.time += 3601
+        world.pass_by(3601)
         done = ended(client, batch.id)
         assert done.status == "expired"
         assert len(rows_of(client, done.output_file_id)) == 2
         assert {row["error"]["code"] for row in rows_of(client, done.error_file_id)} == {"batch_expired"}
         assert done.request_counts is not None
         assert done.request_counts.to_dict() == {"total": 5, "completed": 2, "failed": 3}
+
+
+@pytest.mark.parametrize("hours", [-48, 48])
+def test_a_clock_that_is_set_makes_a_window_neither_shorter_nor_longer(tmp_path: Path, hours: int) -> None:
+    world = World(tmp_path / "data", at_once=False)
+    name = created(world)
+    world.service.handle_events()
+    world.service.tick()
+    world.time += hours * 3600
+    world.pass_by(3599)
+    world.service.tick()
+    assert status_of(world, name) == "in_progress" and world.store.unended()[0].ending is None
+    world.pass_by(1)
+    world.service.tick()
+    assert world.store.unended()[0].ending == "expired"
+    world.service.close()
 
 
 def test_a_batch_that_cannot_be_run_fails_with_what_it_has(tmp_path: Path) -> None:
@@ -304,7 +320,7 @@ def test_a_batch_that_is_ended_as_its_check_ends_is_ended(tmp_path: Path, ending
     if ending == "cancelled":
         assert world.service.cancel(name)["status"] == "cancelling"
     else:
-        world.time += 3601
+        world.pass_by(3601)
         world.service.tick()
     world.service.handle_events()
     until(lambda: status_of(world, name) == ending, ending)
@@ -751,7 +767,7 @@ def test_files_that_cannot_be_written_without_a_journal_are_written_when_it_is_b
             journal.rename(tmp_path / f"{journal.parent.name}.db")
             if how == "damaged":
                 journal.write_bytes(b"no database" * 1000)
-        world.time += 24 * 3600
+        world.pass_by(24 * 3600)
         until(lambda: caplog.text.count("waits: ") == 2, "word of it")
         tries = mock.Mock(side_effect=service.Service._write_files)
         monkeypatch.setattr(service.Service, "_write_files", lambda self, name: tries(self, name))
