@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from quantised_models import rewritten
+from safetensors.torch import load_file
 from tiny_models import tiny_model
 
 from outrider.kernels.native import NativeFeed
@@ -40,3 +42,14 @@ def logits(engine: NativeEngine, tokens: Sequence[int] = TOKENS, pieces: Sequenc
         start += len(part)
     engine.model.close_row(row)
     return np.concatenate(parts)
+
+
+def pass_over_unused_keys(name: str, path: Path) -> None:
+    """Saves a model whose last layers read another's keys, and holds it to itself with keys of their own beside."""
+    save_tiny(name, path)
+    found = logits(open_native(path, "bf16"))
+    kept = load_file(path / "model.safetensors")
+    own = [name for name in kept if ".layers.1.self_attn.k_" in name or ".layers.1.self_attn.v_" in name]
+    rewritten(path, lambda tensors: tensors | {name.replace(".1.", ".3."): tensors[name].clone() for name in own})
+    assert len(load_file(path / "model.safetensors")) == len(kept) + 3
+    np.testing.assert_array_equal(logits(open_native(path, "bf16")), found)
