@@ -6,6 +6,7 @@ Hypothesis draws the same examples on every run: a test which passes here passes
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -24,6 +25,10 @@ pytest_plugins = ["shared_files", "shared_fixtures"]
 # Tests that run side by side take a core each: torch's threads, waiting for one another, would cost a fifth of the time.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A full collection of garbage walks all that torch and transformers hold, half a second, and by Python's own numbers comes
+# every few tests: a fifth of the time. Here it comes with each file instead, and what that holds is not looked at again.
+gc.set_threshold(700, 10, 1000)
 
 settings.register_profile("outrider", max_examples=examples(100), derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("outrider")
@@ -81,3 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("slow")
         if ALL_EXAMPLES and isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()

@@ -25,8 +25,10 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from imports import reached  # noqa: E402
 from shared_files import SHARED  # noqa: E402
 
-# What takes seconds to import.
-HEAVY = ("torch", "transformers")
+# What takes seconds to import, at once or (our tokenizers) when it is used.
+HEAVY = re.compile(r"(torch|transformers|outrider\.workers\.models\.tokenizer)\b")
+# Marks of what takes a minute or more: a compiler, or much of everything.
+LONG = re.compile(r"pytest\.mark\.(build|long)\b")
 MOST_PROCESSES = 8
 NO_TESTS, INTERRUPTED = 5, 130
 
@@ -37,9 +39,9 @@ def ordered(places: Sequence[str]) -> list[str]:
     files = {file for path in paths for file in ([path] if path.suffix == ".py" else path.rglob("test_*.py"))}
 
     def order(file: Path) -> tuple[bool, int, Path]:
-        light = not any(name.split(".")[0] in HEAVY for name in reached(file, at_once=True))
-        # What compiles takes a minute, so it is begun first.
-        size = file.stat().st_size << (10 if "pytest.mark.build" in file.read_text(encoding="utf-8") else 0)
+        light = not any(map(HEAVY.match, reached(file, at_once=True)))
+        # However short the file: what is begun last is what the others wait for.
+        size = file.stat().st_size << (10 if LONG.search(file.read_text(encoding="utf-8")) else 0)
         return light, size if light else -size, file
 
     return [str(file.relative_to(ROOT)) for file in sorted(files, key=order)]

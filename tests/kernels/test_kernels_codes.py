@@ -59,6 +59,7 @@ def pack_natively(weight: Weight, rows, order=None, split: int = 0) -> np.ndarra
     return memory.array[: storage.packed_size(weight)].copy()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("count", "groups"), [(1, 1), (33, 4), (70, 3)])
 @pytest.mark.parametrize("name", SCHEMES)

@@ -19,7 +19,7 @@ INSTRUCTION_SETS = library.available_instruction_sets()
 TOLERANCE = {Format.W4A8: 4e-2, Format.W4ABF16: 1e-2, Format.W8AF32: 1e-5}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("format", TOLERANCE)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_codes_against_the_reference_and_on_every_instruction_set(name, format, monkeypatch):
@@ -36,7 +36,7 @@ def test_codes_against_the_reference_and_on_every_instruction_set(name, format, 
     assert abs(found[INSTRUCTION_SETS[0]] - wanted).max() <= TOLERANCE[format] * abs(wanted).max()
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("format", [Format.W4A8, Format.W4ABF16])
 @pytest.mark.parametrize(
@@ -83,6 +83,7 @@ def test_codes_on_tiles_at_every_number_of_rows(name, format, monkeypatch):
             assert_same_bits(all_logits(engine, engine.open(), text, sizes), wanted)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_an_embedding_of_codes_gives_the_numbers_that_they_stand_for(name):
     """A model whose embedding is packed computes, bit for bit, what it does with a table of its numbers."""

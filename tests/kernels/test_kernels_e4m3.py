@@ -113,7 +113,7 @@ def joined(program: Program, weights: list[tuple[Weight, np.ndarray]]) -> Packed
     return Packed(program, memory)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("isa", library.available_instruction_sets())
 @pytest.mark.parametrize(
     ("name", "shape"),

@@ -81,7 +81,7 @@ def test_against_the_reference(models, name, format):
     assert abs(found - wanted).max() <= TOLERANCE[format] * abs(wanted).max()
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", SHAPES)
@@ -104,7 +104,7 @@ def test_feeding_threads_and_neighbours_change_no_bit(models, name, format, isa,
         assert_same_bits(np.concatenate(parts), whole)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("format", [Format.W4A8, Format.BF16])
 @pytest.mark.parametrize("name", SHAPES)
 def test_any_number_of_threads_does_the_same_work(models, name, format):
@@ -221,7 +221,7 @@ def test_greedy_choices_are_the_highest_logits_and_their_lead():
     np.testing.assert_array_equal(answer.margins, ordered[:, -1] - ordered[:, -2])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_is_not_asked_for_changes_no_bit(models, name, format):
@@ -459,7 +459,7 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch):
         packed(OPT, Format.W8A8).model()
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", SHAPES)
@@ -669,6 +669,7 @@ def test_a_run_without_room_is_refused(models):
         assert engine.length(row) == 0
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("kind", [Kind.EMBED, Kind.NORM])

@@ -73,6 +73,7 @@ def answers(
     return made
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8], ids=["bf16", "int8"])
 @pytest.mark.parametrize("shape", list(DIVIDED.values()), ids=list(DIVIDED))
 def test_halves_make_the_bits_of_whole_passes(shape: Shape, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +86,7 @@ def test_halves_make_the_bits_of_whole_passes(shape: Shape, cache: Cache, monkey
             assert found[1] == wanted[1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8], ids=["bf16", "int8"])
 def test_a_row_with_more_blocks_than_are_asked_for_at_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     program = replace(build(replace(PAIRED, layers=2, context=4_200), Format.W4A8), cache=cache)
@@ -100,7 +102,13 @@ def test_a_row_with_more_blocks_than_are_asked_for_at_once(cache: Cache, monkeyp
         assert_same_bits(found, wanted)
 
 
-@pytest.mark.parametrize("isa", sorted(set(library.available_instruction_sets()) - {library.instruction_set()}))
+@pytest.mark.parametrize(
+    "isa",
+    [
+        pytest.param(isa, marks=pytest.mark.slow if isa == "generic" else ())
+        for isa in sorted(set(library.available_instruction_sets()) - {library.instruction_set()})
+    ],
+)
 def test_halves_on_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_ISA", isa)
     model = packed(PAIRED, Format.W4A8)

@@ -37,6 +37,7 @@ def model_of(shape: Shape, group: int, codes: str) -> Packed:
     return Packed(program, packing.pack_program(program, matrices))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("codes", ["", "extremes", "lopsided"])
 @pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize("shape", [ODD, WHOLE], ids=["odd", "whole"])
@@ -48,6 +49,7 @@ def test_pairs_at_every_number_of_rows(shape, group, codes, monkeypatch):
     assert_bits_of_generic(model, "avx512pairs", text, (tuple(range(1, 26)), (97, 110)), monkeypatch)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("group", [32, 128])
 def test_what_this_processor_multiplies_in_pairs(group, monkeypatch):
     """Unasked, a processor does it from so many tokens on as pays there."""

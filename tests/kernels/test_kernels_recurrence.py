@@ -150,10 +150,11 @@ def random_walk(engine: NativeModel, seed: int) -> None:
 
 
 @pytest.mark.one_in(3)
+@pytest.mark.parametrize("seeds", [(0, 1), pytest.param((2, 3), marks=pytest.mark.slow)], ids=["few", "more"])
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-def test_random_walks(model: Packed, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_walks(model: Packed, isa: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_ISA", isa)
-    for seed in range(4):
+    for seed in seeds:
         with model.model(threads=1 + seed % 3) as engine:
             random_walk(engine, seed)
 

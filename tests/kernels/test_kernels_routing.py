@@ -114,6 +114,7 @@ def examples(experts: int, chosen: int) -> tuple[Scores, Scores]:
     return scores, (random.integers(-1, 2, experts) / 2).astype(np.float32)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("experts", [24, 132])
 @pytest.mark.parametrize("name", WAYS)
@@ -127,6 +128,7 @@ def test_experts_are_those_of_the_definition(name: str, experts: int, isa: str, 
     np.testing.assert_allclose(result[:, chosen:], wanted[:, chosen:], rtol=2e-6, atol=1e-24)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", WAYS)
 def test_every_instruction_set_gives_the_same_bits(name: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +141,7 @@ def test_every_instruction_set_gives_the_same_bits(name: str, isa: str, monkeypa
     assert_same_bits(found(model, len(scores), chosen), wanted)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("name", WAYS)
 def test_a_score_that_is_no_number_is_seen(name: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,12 +65,14 @@ def test_scores_of_known_tokens_are_those_of_the_whole_vocabulary(format):
     assert_shortened(packed(LLAMA, format), LLAMA, 70)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_rows_of_codes_move_with_their_scales(name):
     shape, model = model_of(SCHEMES[name], Format.W4A8, ordered=len(name) % 2 == 1)
     assert_shortened(model, shape, 37)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("isa", library.available_instruction_sets())
 @pytest.mark.parametrize("name", ["rounded on load", "words"])
 def test_on_every_instruction_set_and_several_threads(name, isa, monkeypatch):

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 # The files in the order of this process, and the folder where a file is claimed.
 SHARED = "OUTRIDER_SHARED_TEST_FILES"
+# The one that is being collected: pytest looks at all files of its folder, some two hundred, for each.
+_collected: Path | None = None
 
 
 def files_of_nobody(order: list[str], claims: Path) -> Iterator[str]:
@@ -23,6 +25,21 @@ def files_of_nobody(order: list[str], claims: Path) -> Iterator[str]:
         except FileExistsError:
             continue
         yield file
+
+
+def collect(session: pytest.Session, file: str) -> Sequence[pytest.Item]:
+    global _collected
+    _collected = session.config.rootpath / file
+    try:
+        return session.perform_collect([file])
+    finally:
+        _collected = None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    others = _collected is not None and collection_path.suffix == ".py" and collection_path != _collected
+    return True if others else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,7 +60,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         if not session.config.hook.pytest_ignore_collect(
             collection_path=session.config.rootpath / file, config=session.config
         )
-        for test in session.perform_collect([file])
+        for test in collect(session, file)
     )
     count = 0
     # The next test is looked for before one runs: a fixture goes when no next test wants it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from sysfs_trees import sapphire_rapids
 
 from outrider.runner import process_exit
 
+OURS = logging.getLogger("outrider")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
 
 
@@ -32,3 +35,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ends_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that is tried in this process and gives up its Ray would else end the next one, and with it all tests."""
     monkeypatch.setattr(process_exit, "_at_once", False)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Whatever test comes next in this process may read what is logged."""
+    before = OURS.level
+    yield
+    assert before == OURS.level, "this test leaves the level of outrider's logger changed: use caplog.set_level"

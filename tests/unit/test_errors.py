@@ -107,6 +107,7 @@ def test_a_loopback_interface_that_is_down_is_said_before_ray_waits_for_it(
         raise AssertionError("it did not come up")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("command", ["run /a/file", "score /a/file -m pocket"])
 def test_a_working_directory_that_is_gone_is_one_sentence(command: str, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()

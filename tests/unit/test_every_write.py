@@ -97,6 +97,7 @@ def test_a_few_power_cuts(job: SmallJob) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_many_faults(job: SmallJob, fault: str) -> None:
     for at in list(places(job, fault))[list(FAULTS).index(fault) :: ONE_OF[job.network]]:

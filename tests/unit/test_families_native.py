@@ -30,15 +30,11 @@ W4A8_BOUND = 0.45
 FAMILIES = TINY | MIXTURES
 QUICK = (
     "llama-tied-biased",
-    "llama-352",
     "opt-350m",
-    "bigcode",
     "gemma2-caps",
     "gemma3-bases",
-    "gemma3n",
     "gemma4",
     "phi3-long",
-    "granite",
     "neox",
 )
 
@@ -96,7 +92,7 @@ def test_the_kernels_compute_what_transformers_computes(name: str, tmp_path: Pat
     compare(name, tmp_path)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("name", families(one_of_each()))
 def test_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Rows of 3 to 110 tokens in one batch, with candidates from their own text."""
@@ -167,8 +163,7 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 3))
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
-def test_random_shapes(name: str, seed: int, tmp_path: Path) -> None:
-    random = np.random.default_rng([seed, *name.encode()])
-    compare(name, tmp_path, seed, **random_changes(name, random))
+def test_random_shapes(name: str, tmp_path: Path) -> None:
+    compare(name, tmp_path, 1, **random_changes(name, np.random.default_rng([1, *name.encode()])))

@@ -103,33 +103,38 @@ def test_usage_errors_are_sentences(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_usage_error_leaves_the_program_without_a_traceback(tmp_path: Path) -> None:
-    done = python("-c", "from outrider.runner.cli.main import main; main()", "run", "none.jsonl", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "outrider: none.jsonl cannot be read: No such file or directory\n"
+# Each ending has a copy of one process, which has imported what they all need: a second of the processor.
+ENDINGS = """
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+import outrider.runner.options.job as config
+import outrider.runner.run_job
+from outrider.runner.cli.main import main
+for how in sys.argv[1:]:
+    if child := os.fork():
+        print(how, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        continue
+    for descriptor in (1, 2):
+        os.dup2(os.open(f"{how}.{descriptor}", os.O_CREAT | os.O_WRONLY), descriptor)
+    if how != "usage":
+        # SIGINT itself may be ignored where the tests run: a shell's background jobs inherit that.
+        number = getattr(signal, how, None)
+        config.build_spec = lambda *_: signal.raise_signal(number) if number else signal.default_int_handler(2, None)
+    sys.argv = ["outrider", "run", "none.jsonl"]
+    main()
+"""
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "signal.raise_signal(signal.SIGTERM)",
-        "signal.raise_signal(signal.SIGHUP)",
-        pytest.param("signal.default_int_handler(2, None)", marks=pytest.mark.slow),
-    ],
-)
-def test_an_interrupt_is_said_and_has_its_own_code(tmp_path: Path, how: str) -> None:
-    # SIGINT itself may be ignored where the tests run: a shell's background jobs inherit that.
-    program = (
-        "import signal\n"
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
-        "import outrider.runner.options.job as config\n"
-        f"config.build_spec = lambda *_: {how}\n"
-        "from outrider.runner.cli.main import main\n"
-        "main()"
-    )
-    done = python("-c", program, "run", "x", cwd=tmp_path)
-    assert done.returncode == 130
-    assert done.stderr == "stopped; the same command resumes the job\n"
+def test_endings_have_a_sentence_and_a_code_and_no_traceback(tmp_path: Path) -> None:
+    endings = dict.fromkeys(("SIGTERM", "SIGHUP", "interrupt"), (130, "stopped; the same command resumes the job\n"))
+    endings["usage"] = (2, "outrider: none.jsonl cannot be read: No such file or directory\n")
+    done = python("-c", ENDINGS, *endings, cwd=tmp_path)
+    found = {}
+    for line in done.stdout.splitlines():
+        how, code = line.split()
+        assert (tmp_path / f"{how}.1").read_text() == "", how
+        found[how] = (int(code), (tmp_path / f"{how}.2").read_text())
+    assert found == endings, done
 
 
 def test_an_interrupt_while_the_command_line_is_imported_is_no_traceback(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def save(name: str, architecture: str, path: Path, **changes: Any) -> Any:
     return model
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("name", "changes", "architecture"), CASES, ids=[f"{case[2]}-{case[0]}" for case in CASES])
 def test_an_architecture_computes_what_its_checkpoint_does(
     name: str, changes: dict[str, Any], architecture: str, tmp_path: Path

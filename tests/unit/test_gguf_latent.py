@@ -116,6 +116,7 @@ def write(name: str, path: Path, changes: dict[str, Any] | None = None, **more: 
     return convert(path, path / "model.gguf", "deepseek2", metadata, prepare=prepare, **more)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
     path = write(name, tmp_path)

@@ -85,6 +85,7 @@ def greedy_in_company(engine: Engine) -> list[int]:
     return written
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", RAGGED)
 def test_a_family_feeds_raggedly_and_writes_what_transformers_writes(tmp_path, family):
     folder = save(tmp_path, family, RAGGED[family])

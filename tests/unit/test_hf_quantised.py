@@ -358,6 +358,7 @@ def test_what_is_compiled_as_it_runs_asks_for_a_compiler(tmp_path: Path, monkeyp
         check_weights(str(tmp_path), "hf")
 
 
+@pytest.mark.slow  # torch loads its compiler
 def test_what_is_compiled_is_compiled_for_every_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch gives up after eight shapes and then rounds otherwise."""
     monkeypatch.setattr(quantisation_libraries, "find_spec", lambda name: object())

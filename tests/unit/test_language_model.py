@@ -43,6 +43,7 @@ def renamed(path: Path, old: str, new: str) -> Path:
     return path
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS])
 def test_a_model_that_sees_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
     found, proposed = differences(save_seeing(kind, tmp_path), reader=AutoModelForImageTextToText)

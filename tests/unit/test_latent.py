@@ -62,6 +62,7 @@ def test_a_token_takes_one_vector_whatever_the_number_of_heads(model_type: str, 
     assert made == [(heads * 192, heads * 576), (heads * 512, heads * 128)] * program.layers
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "w8a8", "w4a8", "w4abf16"])
 def test_neither_pieces_nor_other_rows_nor_branches_change_a_bit(precision: str, tmp_path: Path) -> None:
     save("deepseek-v3", tmp_path)

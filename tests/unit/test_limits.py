@@ -17,6 +17,7 @@ from outrider.workers.errors import JobError
 PROGRAM = "from outrider.runner.cli.main import main; main()"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("limit", "said"),
     [

@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "stress" / "million.py"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("form", "rows", "most_growth"), [("parquet", 60_000, 1.1), ("csv", 60_000, 1.1)])
 def test_more_rows_take_no_more_memory(form: str, rows: int, most_growth: float) -> None:
     """The first size is larger than whatever is held together at any stage. What is let grow is 550 bytes a row."""

@@ -38,6 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -259,6 +260,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         lay_out(tmp_path, PRECISIONS["bf16"])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["phi3", "qwen3-moe", "qwen2-moe", "mixtral", "deepseek-v2-groups"])
 def test_codes_of_fused_matrices_and_of_experts_are_kept(name: str, tmp_path: Path) -> None:
     sizes = {"q_lora_rank": 32, "kv_lora_rank": 64, "v_head_dim": 16}

@@ -29,6 +29,12 @@ def test_what_reaches_torch_comes_first() -> None:
     assert max(places["heads"], places["mixtures"]) < min(places["journal"], places["schedule"])
 
 
+def test_what_takes_long_is_begun_first_however_short_the_file() -> None:
+    files = parallel_tests.ordered(["tests/unit"])
+    assert files.index("tests/unit/test_edited_configs.py") < files.index("tests/unit/test_quantise.py")
+    assert files[-3:].count("tests/unit/test_million.py") == 1
+
+
 def test_what_a_file_imports(tmp_path: Path) -> None:
     file = tmp_path / "file.py"
     file.write_text(

@@ -109,6 +109,7 @@ def check(model: Path, *, kept: str = "w8af32") -> None:
         assert far(logits(open_native(model, kept)), found) < BOUND
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "layout"), pairs())
 def test_a_quantised_family_is_what_its_numbers_are(name: str, layout: str, tmp_path: Path) -> None:
     model = made(tmp_path, name, LAYOUTS[layout])
@@ -137,6 +138,7 @@ def test_what_guesses_further_tokens_is_left_out_when_it_is_quantised(tmp_path: 
     np.testing.assert_array_equal(logits(open_native(model, "bf16")), wanted)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("ordered", ["all", "some"])
 def test_every_expert_has_its_own_order_of_columns(ordered: str, tmp_path: Path) -> None:
     """Or none, where the file has it so."""
@@ -172,6 +174,7 @@ def test_gate_and_up_of_an_expert_in_different_orders_are_refused(tmp_path: Path
     check_weights(str(model), "native", precision="bf16")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["gptq", "compressed int4", "fp8 by block"])
 def test_a_router_and_a_head_may_be_quantised_too(layout: str, tmp_path: Path) -> None:
     def chosen(module: str) -> bool:
@@ -205,6 +208,7 @@ def test_gptq_of_three_bits_that_do_not_fill_words_is_refused(tmp_path: Path) ->
         check_weights(str(model), "native", precision="w4a8")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["gptq", "gptq, in activation order", "fp8 by block"])
 def test_the_last_group_or_block_of_a_row_need_not_be_whole(layout: str, tmp_path: Path) -> None:
     """DeepSeek-V2-Lite, GLM-4.5-Air and dots.llm1 have rows of 10,944, Gemma 4's mixture such of 704."""
@@ -226,6 +230,7 @@ SINGLE = re.compile(r"\.experts\.\d")
 BY_64 = Layout(partial(fp8_by_block, block=64), FP8 | {"weight_block_size": [64, 64]})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", [BY_64, LAYOUTS["compressed fp8"]], ids=["by block", "by row"])
 @pytest.mark.parametrize("name", ["gemma4-moe", "granite-moe-shared", "qwen3-moe"])
 def test_experts_in_one_tensor_may_be_of_fp8(name: str, layout: Layout, tmp_path: Path) -> None:

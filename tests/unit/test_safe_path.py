@@ -27,6 +27,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("own", [None, "1"], ids=["not asked for", "asked for"])
 def test_a_process_comes_up_and_the_users_own_command_gets_the_users_environment(own: str | None, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()

@@ -100,7 +100,12 @@ def assert_obeyed(rows: Sequence[Row], results: dict[int, RowResult]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [pytest.param("llama", "bf16", marks=pytest.mark.slow), ("llama", "w4a8"), ("lfm2", "w4a8"), ("qwen3-5", "w4a8")],
+    [
+        pytest.param("llama", "bf16", marks=pytest.mark.slow),
+        ("llama", "w4a8"),
+        ("lfm2", "w4a8"),
+        pytest.param("qwen3-5", "w4a8", marks=pytest.mark.slow),
+    ],
 )
 def test_on_the_native_engine_every_bit_is_the_same(models: Path, name: str, precision: str) -> None:
     target, draft = (opened(models / name, "native", each) for each in (precision, "w8a8"))

@@ -59,6 +59,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("method", "place"), PLACES)
 @pytest.mark.parametrize("given", ["", "Bearer wrong", f"Bearer {KEY}x", f"Basic {KEY}", KEY])
 def test_without_a_key_nothing_is_said(client: TestClient, method: str, place: str, given: str) -> None:

@@ -274,6 +274,7 @@ def test_tokens_that_the_draft_does_not_have_are_never_skipped() -> None:
     assert reply.tokens[1] == () and reply.skipped == 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_text_depends_on_what_a_draft_left_unread(temperature: float) -> None:
     """And it guesses well all the same: sampled candidates too, whose noise goes by places in the whole text."""
