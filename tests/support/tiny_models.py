@@ -494,6 +494,18 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_routed_experts": 6, "moe_intermediate_size": 32, "norm_topk_prob": False, "first_k_dense_replace": 0}
         | {"num_key_value_heads": 6, "head_dim": 16},
     ),
+    "dbrx": (
+        "dbrx",
+        {"vocab_size": 203, "d_model": 96, "n_heads": 6, "n_layers": 2, "max_seq_len": 128}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.9, "rope_theta": 10000.0}}
+        | {"ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 5, "moe_top_k": 3}},
+    ),
+    "dbrx-plain": (
+        "dbrx",
+        {"vocab_size": 203, "d_model": 96, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}
+        | {"attn_config": {"rope_theta": 500.0, "kv_n_heads": 4, "clip_qkv": 8}, "rope_theta": 500.0}
+        | {"ffn_config": {"ffn_hidden_size": 56, "moe_top_k": 2, "moe_normalize_expert_weights": None}},
+    ),
     "dots1": (
         "dots1",
         MIXTURE
@@ -531,6 +543,33 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
         | {"first_k_dense_replace": 1, "num_hidden_layers": 3, "v_head_dim": 8}
         | _rope("yarn", **YARN),
+    ),
+    "axk1": (
+        "axk1",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
+        | {"num_hidden_layers": 3, "n_shared_experts": 2, "attention_bias": True, "num_key_value_heads": 6}
+        | _rope("yarn", **YARN),
+    ),
+    "mimo-v2-flash": (
+        "mimo_v2_flash",
+        MIXTURE
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
+        | {"num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 24, "v_head_dim": 16, "sliding_window": 7}
+        | {"layer_types": ["full_attention", "sliding_attention"] * 2, "attention_bias": True},
+    ),
+    "mimo-plain": (
+        "mimo_v2_flash",
+        MIXTURE
+        | {"n_routed_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": False, "attention_value_scale": None}
+        | {"num_attention_heads": 8, "head_dim": 16, "v_head_dim": 24, "sliding_window": 20, "routed_scaling_factor": 1.5}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+            }
+        },
     ),
     "glm4-moe-lite": (
         "glm4_moe_lite",
@@ -695,6 +734,7 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     one_by_one(model)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
+            parameter_name = parameter_name.replace("norm_attn_norm.attn.", "attn.")  # of DBRX, and no norm
             wide = parameter.dim() == 2 or parameter_name.endswith(("conv.weight", "conv1d.weight"))
             parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5 if wide else 0.1)
             of_router = "router." in parameter_name and parameter.dim() == 1  # what a norm, and experts, multiply by

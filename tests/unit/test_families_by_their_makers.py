@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from outrider.kernels.program import Format
 from outrider.workers.errors import ModelError
 from outrider.workers.models.families import build_program
+from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights
 
 
@@ -134,3 +135,54 @@ def test_long_rope_of_rows_longer_than_their_original_length_is_refused_of_minic
         return
     with pytest.raises(ModelError, match=r"rows of up to 192 tokens where .original_max_position_embeddings. is"):
         build_program(config, Format.BF16)
+
+
+def test_a_x_k1_s_checkpoint_has_norms_for_nothing_and_no_corrections(tmp_path: Path) -> None:
+    path = save_tiny("axk1", tmp_path / "model")
+    norm = "model.layers.{}.post_mlp_layernorm.weight"
+
+    def published(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        assert norm.format(1) in tensors
+        kept = {name: value for name, value in tensors.items() if not name.endswith("e_score_correction_bias")}
+        return kept | {norm.format(0): torch.ones(96)}
+
+    rewritten(path, published)
+    expected = AutoModelForCausalLM.from_pretrained(path).eval()
+    with torch.no_grad():
+        wanted = expected(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
+    np.testing.assert_allclose(logits(open_native(path, "fp32")), wanted, atol=1e-4 * np.abs(wanted).max(), rtol=0)
+    check_weights(str(path), "native")
+
+
+def test_mimo_s_window_by_its_makers_count() -> None:
+    config = said_by_transformers("mimo-v2-flash")
+    theirs = {key: value for key, value in config.items() if key != "sliding_window"} | {"sliding_window_size": 6}
+    assert build_program(theirs, Format.FP32) == build_program(config, Format.FP32)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "sentence"),
+    [
+        ("attn_config", {"clip_qkv": None}, 'does not know "clip_qkv": null'),
+        ("attn_config", {"sliding_window": 3}, 'does not know "sliding_window": 3'),
+        ("ffn_config", {"moe_normalize_expert_weights": 2.0}, 'does not know "moe_normalize_expert_weights": 2.0'),
+        ("ffn_config", {"ffn_act_fn": {"name": "silu", "beta": 2}}, 'does not know "ffn_act_fn"'),
+        ("ffn_config", {"moe_top_k": 6}, '"moe_top_k" is 6, there are 5 experts'),
+    ],
+)
+def test_what_dbrx_does_not_do_is_refused(part: str, change: dict[str, Any], sentence: str) -> None:
+    config = said_by_transformers("dbrx")
+    with pytest.raises(ModelError, match=sentence):
+        build_program(config | {part: config[part] | change}, Format.BF16)
+
+
+def test_a_base_of_rope_that_transformers_does_not_read_is_refused(tmp_path: Path) -> None:
+    """As DBRX is published: transformers would turn by 10,000."""
+    path = save_tiny("dbrx", tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    config["attn_config"]["rope_theta"] = 500000
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match='write "rope_theta": 500000 beside "attn_config" as well'):
+        read_model_info(str(path))
+    (path / "config.json").write_text(json.dumps(config | {"rope_parameters": None, "rope_theta": 500000}))
+    read_model_info(str(path))

@@ -128,6 +128,14 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
     if kind in ("phi", "stablelm"):
         sizes = dict(hidden_size=heads * head_size, num_attention_heads=heads, num_key_value_heads=kv_heads)
         return common | sizes | dict(intermediate_size=ffn)
+    if kind == "dbrx":
+        attention = settings["attn_config"] | {"kv_n_heads": kv_heads}
+        return dict(vocab_size=vocabulary, d_model=heads * head_size, n_heads=heads, attn_config=attention)
+    if kind == "mimo_v2_flash":
+        # Layers with a window have twice the key heads; a third of a head is a whole number of pairs.
+        sizes = dict(num_attention_heads=2 * heads, num_key_value_heads=kv_heads, head_dim=int(random.choice([8, 24, 72])))
+        sizes |= dict(v_head_dim=8 * int(random.integers(1, 10)), hidden_size=heads * int(random.integers(5, 40)))
+        return common | sizes | dict(intermediate_size=ffn)
     if "kv_lora_rank" in settings:
         # Each of a head's parts has a size of its own.
         turned, value = int(random.choice([8, 16, 40])), int(random.integers(4, 80))

@@ -14,6 +14,7 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.families import build_program
+from outrider.workers.models.families.latent import BEHIND_EXPERTS, CORRECTIONS
 from outrider.workers.models.formats.keeping import AsItComes, EightBitFloats
 from outrider.workers.models.formats.unexpected_tensors import behind_the_last, of_shared_keys, refuse_unexpected
 from outrider.workers.models.head_checkpoint import lay_out_head
@@ -75,6 +76,9 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
         keeping = AsItComes(checkpoint, format)
     elif quantised and format is Format.BF16:
         keeping = EightBitFloats(checkpoint)
+    # Published checkpoints of A.X-K1 have none, and transformers takes zeros then.
+    if values.get("model_type") == "axk1" and not any(name.endswith(CORRECTIONS) for name in checkpoint.names):
+        values = values | {CORRECTIONS: False}
     program = build_program(values, format, precision.group, str(file), keeping, states)
     sources = _sources(program.weights)
     for source in sources:
@@ -87,6 +91,8 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
     asked = {name for source in sources for name in checkpoint.parts(source)}
     left = set(checkpoint.names) - asked
     left = {name for name in left if not behind_the_last(name, values) and not of_shared_keys(name, values)}
+    if values.get("model_type") == "axk1":  # layers without experts have that norm, too, for nothing
+        left = {name for name in left if not name.endswith(f".{BEHIND_EXPERTS}.weight")}
     refuse_unexpected(left, quantised)
     if checkpoint.quantisation is None:
         return LaidOut(program, rounded=rounding(precision))

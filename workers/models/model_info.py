@@ -265,7 +265,16 @@ def _refuse_adapter(path: Path) -> None:
 
 
 def _refuse_unread_rope(config: Mapping[str, Any], source: Path) -> None:
-    """Scalings that transformers passes over, so that the engines would not agree."""
+    """Scalings, and bases, that transformers passes over, so that the engines would not agree."""
+    attention = config.get("attn_config")
+    if config.get("model_type") == "dbrx" and isinstance(attention, dict) and "rope_theta" in attention:
+        rope = config.get("rope_parameters")
+        theta = rope.get("rope_theta") if isinstance(rope, dict) else config.get("rope_theta")
+        if attention["rope_theta"] != (10000.0 if theta is None else theta):
+            raise ModelError(
+                f'{source}: transformers does not read the "rope_theta" in "attn_config": write '
+                f'"rope_theta": {attention["rope_theta"]} beside "attn_config" as well'
+            )
     scaling, family = config.get("rope_scaling"), config.get("model_type")
     if not isinstance(scaling, dict) or scaling.get("rope_type", scaling.get("type", "default")) == "default":
         return

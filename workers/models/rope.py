@@ -97,12 +97,14 @@ def read_ropes(
     thetas: Mapping[str, float],
     usual: Mapping[str, Any] | None = None,
     proportional: bool = False,
+    partial: float | None = None,
 ) -> dict[str, Rope]:
     """Of a family whose layers have rope by type: what ``rope_parameters`` say of each, ``rope_scaling`` of full ones.
 
     ``thetas`` are the bases where the parameters do not say, ``usual`` the parameters where none are stated (Gemma 3 and 4,
     OLMo 3). Heads may have a size by type. ``proportional``: of one that may turn a part of each head by the frequencies
-    that columns have in a whole one.
+    that columns have in a whole one. ``partial``: of one whose parameters may say how large a part of each head is turned,
+    and how large it is where they do not.
     """
     config.only("partial_rotary_factor", 1.0)
     stated = _parameters(config, config.get("rope_parameters") or usual or {})
@@ -119,7 +121,7 @@ def read_ropes(
         if not (parameters | scaling).get("truncate", True):
             # transformers looks for it beside the types instead, and so truncates.
             raise config.unknown('"truncate" in "rope_parameters" by type of layer')
-        reading = _Reading(config, size, context, thetas[kind], None, 0, proportional=proportional)
+        reading = _Reading(config, size, context, thetas[kind], partial, 0, proportional=proportional)
         found[kind] = reading.rope(parameters | (scaling if kind == "full_attention" else {}), None)
     return found
 

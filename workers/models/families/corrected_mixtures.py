@@ -147,11 +147,17 @@ def hy_v3(config: Config, begin: Begin) -> Program:
 
 
 def deepseek_router(
-    config: Config, *, normalised: bool = True, scale: float = 1.0, groups: tuple[int, int] = (1, 1)
+    config: Config,
+    *,
+    normalised: bool = True,
+    scale: float = 1.0,
+    groups: tuple[int, int] = (1, 1),
+    corrected: bool = True,
 ) -> Callable[[int, int], Router]:
     """The router of DeepSeek V3 for so many experts, of which a token takes so many.
 
-    ``groups``: how many there are, and how many are chosen from, where the configuration does not say.
+    ``groups``: how many there are, and how many are chosen from, where the configuration does not say. ``corrected``:
+    whether corrections count for the choice.
     """
     routing = Routing.SIGMOID_SHARE if config.flag("norm_topk_prob", normalised) else Routing.SIGMOID_EACH
 
@@ -159,7 +165,7 @@ def deepseek_router(
         count_of_groups, kept = groups_of(config, count, chosen, groups)
         return Router(
             routing,
-            corrections="gate.e_score_correction_bias",
+            corrections="gate.e_score_correction_bias" if corrected else "",
             groups=count_of_groups,
             groups_kept=kept,
             epsilon=SMALLEST_SUM,

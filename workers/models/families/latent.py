@@ -1,8 +1,8 @@
 """Latent attention: keys and values of all heads are made from one narrow vector a token.
 
-DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), Sarvam's larger model, GLM-4.7-Flash, Youtu and MiniCPM 3. The
-cache keeps that vector as the key and the value of all heads: a head's queries are multiplied by the rows of kv_b_proj that
-would have made its keys, what it has gathered by those that make its values. docs/architecture.md has the reasons.
+DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), A.X-K1, Sarvam's larger model, GLM-4.7-Flash, Youtu and MiniCPM 3.
+The cache keeps that vector as the key and the value of all heads: a head's queries are multiplied by the rows of kv_b_proj
+that would have made its keys, what it has gathered by those that make its values. docs/architecture.md has the reasons.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from outrider.workers.models.rope import LONG, Rope, latent_factor, read_rope
 EPSILON = 1e-6
 # What the kernels' attention wants the sizes of keys and values to be multiples of.
 HEAD_UNIT = 8
+# Of A.X-K1: a router's corrections, and the norm behind its experts.
+CORRECTIONS, BEHIND_EXPERTS = "e_score_correction_bias", "post_mlp_layernorm"
 # Of training, and of layers that guess further tokens (formats/unexpected_tensors.py).
 UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers")
 
@@ -125,6 +127,35 @@ def _sarvam_as_deepseek(config: Config) -> Config:
     return Config(values, config.source)
 
 
+def axk1(config: Config, begin: Begin) -> Program:
+    """DeepSeek V3 with a norm behind the experts, and with corrections where the checkpoint has some (laying_out.py)."""
+    sizes = _sizes(config, layers=61, ffn=18432, heads=64)
+    _check_experts(config, "sigmoid", every=None)
+    config.only("topk_method", "noaux_tc")
+    first, step = config.whole("first_k_dense_replace", 1), config.size("moe_layer_freq", 1)
+    sparse = [layer >= first and layer % step == 0 for layer in range(sizes.layers)]
+    if config.get("mlp_layer_types"):
+        sparse = sparse_layers(config, sizes.layers, 0)
+    corrected = config.flag(CORRECTIONS, True)
+    router = deepseek_router(config, scale=2.5, groups=(8, 4), corrected=corrected)
+    shared, count = (
+        config.size("n_shared_experts", 1),
+        config.size("n_routed_experts", config.get("num_local_experts", 192)),
+    )
+    experts = deepseek_experts(config, count, 8, 2048, shared, router, sparse.__getitem__)
+    latent, inner = _latent(config, sizes, query_rank=1536, plain=128, value=128), mixture(sizes, experts)
+    if not latent.query_rank:
+        raise config.unknown('"q_lora_rank": null')
+
+    def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        if not sparse[layer]:
+            return inner(builder, h, layer, residual)
+        names, made = Linear(f"model.layers.{layer}."), inner(builder, h, layer, None)
+        return rms_norm(builder, made, names, BEHIND_EXPERTS, sizes.epsilon, residual)
+
+    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixer))
+
+
 def glm4_moe_lite(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=47, ffn=10240, heads=20, epsilon=1e-5)
     _check_experts(config, "sigmoid")
@@ -189,10 +220,14 @@ def _sizes(config: Config, *, layers: int, ffn: int, heads: int, epsilon: float 
     return replace(sizes, kv_heads=sizes.heads)
 
 
-def _check_experts(config: Config, scoring: str) -> None:
-    """Refuse what transformers does not read, where it says something else than what is so."""
+def _check_experts(config: Config, scoring: str, every: int | None = 1) -> None:
+    """Refuse what transformers does not read, where it says something else than what is so.
+
+    ``every``: so many-th layers have experts; None: the configuration says it.
+    """
     config.only("scoring_func", scoring)
-    config.only("moe_layer_freq", 1)
+    if every is not None:
+        config.only("moe_layer_freq", every)
     for key in UNUSED:
         config.get(key)
 

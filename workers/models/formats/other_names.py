@@ -13,6 +13,7 @@ OTHERS = (
     (".mlp.gate.e_score_correction_bias", ".mlp.gate.expert_bias"),  # Sarvam
     ("model.embed_tokens.", "model.word_embeddings."),
     (".self_attn.sinks", ".self_attn.softmax_offset"),  # Flint
+    (".self_attn.sinks", ".self_attn.attention_sink_bias"),  # MiMo-V2-Flash
     (".self_attn.qkv_proj.", ".attention.query_key_value."),
     (".self_attn.q_norm.", ".attention.query_layernorm."),
     (".self_attn.k_norm.", ".attention.key_layernorm."),
