@@ -43,12 +43,12 @@ def serve(model: str, precision: str, cache_precision: str, context: int, rows: 
     engine = open_model(spec).engine
     for row in range(rows):
         engine.open(row, Sampling(), context)
-        engine.feed([Feed(row, [3 + token % 97 for token in range(context)], 0)])
+        engine.feed([Feed(row, [3 + (7 * row + token) % 97 for token in range(context)], 0)])
     print("ready", flush=True)
     for line in sys.stdin:
         tokens, passes = map(int, line.split())
         each = tokens // rows
-        feeds = [Feed(row, [5 + token % 97 for token in range(each)], min(each, 16)) for row in range(rows)]
+        feeds = [Feed(row, [5 + (7 * row + token) % 97 for token in range(each)], min(each, 16)) for row in range(rows)]
         times = []
         for _ in range(passes):
             started = time.perf_counter()

@@ -63,28 +63,38 @@ int32_t Engine::plan_cache(int layers, int64_t limit) {
 int32_t Engine::plan_pairs() {
   if (!pair_constants.empty()) pair_constants.resize(weights.size());
   for (const outrider_op &op : ops) {
-    if (op.kind != OUTRIDER_LINEAR) continue;
+    if (op.kind != OUTRIDER_LINEAR && op.kind != OUTRIDER_EXPERTS) continue;
     const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
-    if (!in_pairs(weight)) continue;
+    // Of experts whose groups have factors products in pairs take as long as others.
+    if (!in_pairs(weight) || (op.kind == OUTRIDER_EXPERTS && weight.scales == OUTRIDER_FACTORS)) continue;
     pair_constants.resize(weights.size());
     std::unique_ptr<Scratch> &constants = pair_constants[static_cast<size_t>(op.weight)];
     if (constants) continue;
     constants = std::make_unique<Scratch>();
-    if (!constants->reserve(tile_count(weight) * pair_words(weight) * 4))
+    const int tiles = tile_count(weight), experts = op.kind == OUTRIDER_EXPERTS ? op.heads : 1;
+    if (!constants->reserve(int64_t{experts} * tiles * pair_words(weight) * 4))
       return fail(OUTRIDER_NO_MEMORY, "no memory for what products in pairs need of a matrix of %d rows", weight.rows);
-    for (int tile = 0; tile < tile_count(weight); ++tile) plan_pairs_of(op.weight, tile);
+    for (int expert = 0; expert < experts; ++expert)
+      for (int tile = 0; tile < tiles; ++tile) plan_pairs_of(op.weight, expert, tile);
   }
   return OUTRIDER_OK;
+}
+
+const int32_t *Engine::pair_constants_of(int weight, int expert) const {
+  if (pair_constants.empty() || !pair_constants[static_cast<size_t>(weight)]) return nullptr;
+  const outrider_weight &matrix = weights[static_cast<size_t>(weight)];
+  return pair_constants[static_cast<size_t>(weight)]->as<int32_t>() + expert * tile_count(matrix) * pair_words(matrix);
 }
 
 bool Engine::in_pairs(const outrider_weight &weight) const {
   return kernels->paired && kernels->paired(weight) && fewest_in_pairs_of(weight) > 0;
 }
 
-void Engine::plan_pairs_of(int weight, int tile) {
-  const outrider_weight &matrix = weights[static_cast<size_t>(weight)];
+void Engine::plan_pairs_of(int weight, int expert, int tile) {
+  const outrider_weight &matrix = weights[static_cast<size_t>(weight + expert)];
   int32_t *const constants = pair_constants[static_cast<size_t>(weight)]->as<int32_t>();
-  kernels->pair_constants(matrix, tile, constants + tile * pair_words(matrix));
+  const int64_t place = int64_t{expert} * tile_count(matrix) + tile;
+  kernels->pair_constants(matrix, tile, constants + place * pair_words(matrix));
 }
 
 void Engine::plan_linear() {
@@ -262,7 +272,7 @@ void Engine::meet(const int32_t *tokens, int count) {
   const std::vector<int32_t> changed = shortlist->meet(tokens, count);
   const int32_t matrix = head()->weight;
   if (!pair_constants_of(matrix)) return;
-  for (const int32_t tile : changed) plan_pairs_of(matrix, tile);
+  for (const int32_t tile : changed) plan_pairs_of(matrix, 0, tile);
 }
 
 int32_t Engine::learn(int row, int first, const int32_t *tokens, int count, int32_t *better, int32_t *worse) {

@@ -80,10 +80,8 @@ struct Engine {
   int32_t shorten(int tokens);
   int32_t learn(int row, int first, const int32_t *tokens, int count, int32_t *better, int32_t *worse);
   int32_t rank(int choice, const uint32_t *mask, int mask_words, int count, int32_t *tokens);
-  // Null of a matrix that is never multiplied in pairs.
-  const Scratch *pair_constants_of(int weight) const {
-    return pair_constants.empty() ? nullptr : pair_constants[static_cast<size_t>(weight)].get();
-  }
+  // Null of a matrix that is never multiplied in pairs. Those of experts lie behind the first one's.
+  const int32_t *pair_constants_of(int weight, int expert = 0) const;
   int fewest_in_pairs_of(const outrider_weight &weight) const {
     return weight.scales == OUTRIDER_FACTORS ? fewest_of_factors_in_pairs : fewest_of_words_in_pairs;
   }
@@ -92,7 +90,7 @@ struct Engine {
   std::vector<outrider_op> ops;
   std::vector<outrider_weight> weights;
   std::vector<int32_t> widths;
-  // [weights] of those that are multiplied in pairs, else null; empty where none is.
+  // [weights] of those that are multiplied in pairs, or of the first of such experts, else null; empty where none is.
   std::vector<std::unique_ptr<Scratch>> pair_constants;
   int fewest_of_words_in_pairs = 0, fewest_of_factors_in_pairs = 0;  // tokens; 0: never
   int64_t bytes_multiplied = 0;                                      // of all matrices that are multiplied
@@ -139,7 +137,7 @@ struct Engine {
   int32_t plan_cache(int layers, int64_t limit);
   int32_t plan_recurrence();
   int32_t plan_pairs();
-  void plan_pairs_of(int weight, int tile);
+  void plan_pairs_of(int weight, int expert, int tile);
   bool in_pairs(const outrider_weight &weight) const;
   void plan_linear();
   // The matrix product that makes the scores, or null.

@@ -148,9 +148,9 @@ void Pass::norm(const outrider_op &op, Rows rows, int thread) {
   const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
   const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
   const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);
-  share(static_cast<int64_t>(rows.count) * op.heads, thread, [&](int64_t first, int64_t last) {
+  share_items(rows, op.heads, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
-      const int64_t t = rows.first + item / op.heads, at = item % op.heads * op.head_size;
+      const int64_t t = item / op.heads, at = item % op.heads * op.head_size;
       const float *x = in + t * in_stride + at;
       const float *added = residual ? residual + t * residual_stride + at : nullptr;
       float *y = out + t * out_stride + at;
@@ -201,9 +201,9 @@ void Pass::blend(const outrider_op &op, Rows rows, int thread) {
   const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
   const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
   const int width = op.in.width / op.heads, vectors = op.out.width / width;
-  share(static_cast<int64_t>(rows.count) * vectors, thread, [&](int64_t first, int64_t last) {
+  share_items(rows, vectors, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
-      const int64_t t = rows.first + item / vectors, vector = item % vectors, at = vector * width;
+      const int64_t t = item / vectors, vector = item % vectors, at = vector * width;
       engine.kernels->blend(engine.buffer(op.in) + t * engine.stride(op.in), op.heads,
                             engine.buffer(op.key) + t * engine.stride(op.key) + vector * op.heads,
                             residual ? residual + t * residual_stride + at : nullptr,
@@ -215,9 +215,9 @@ void Pass::blend(const outrider_op &op, Rows rows, int thread) {
 void Pass::match(const outrider_op &op, Rows rows, int thread) {
   const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
   const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
-  share(static_cast<int64_t>(rows.count) * op.heads, thread, [&](int64_t first, int64_t last) {
+  share_items(rows, op.heads, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
-      const int64_t t = rows.first + item / op.heads, at = item % op.heads * op.key.width;
+      const int64_t t = item / op.heads, at = item % op.heads * op.key.width;
       engine.kernels->match(engine.buffer(op.in) + t * engine.stride(op.in) + at,
                             engine.buffer(op.key) + t * engine.stride(op.key), op.epsilon,
                             residual ? residual + t * residual_stride + at : nullptr,
@@ -233,9 +233,9 @@ void Pass::rotate(const outrider_op &op, Rows rows, int thread) {
   float *x = engine.buffer(op.in);
   const int64_t stride = engine.stride(op.in);
   const bool behind = is_behind_select(op);
-  share(static_cast<int64_t>(rows.count) * op.heads, thread, [&](int64_t first, int64_t last) {
+  share_items(rows, op.heads, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
-      const int64_t row = rows.first + item / op.heads, head = item % op.heads;
+      const int64_t row = item / op.heads, head = item % op.heads;
       const int64_t t = behind ? selected[static_cast<size_t>(row)] : row;
       engine.kernels->rope(x + row * stride + head * op.head_size, tables + 2 * t * half, tables + (2 * t + 1) * half,
                            op.rotated);
@@ -398,6 +398,27 @@ void Pass::run_op(size_t index, const Part &part, Rows rows, AttentionBeside *be
   }
 }
 
+namespace {
+
+// What reads and writes each token's own row alone: every thread has the same rows in all such operations.
+bool stays_in_rows(int32_t kind) {
+  switch (kind) {
+    case OUTRIDER_NORM:
+    case OUTRIDER_ROPE:
+    case OUTRIDER_GATE:
+    case OUTRIDER_SCALE:
+    case OUTRIDER_XIELU:
+    case OUTRIDER_CUT:
+    case OUTRIDER_BLEND:
+    case OUTRIDER_MATCH:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 void Pass::run_ops(size_t from, size_t end, const Part &part, AttentionBeside *beside, int thread) {
   Rows rows = part.tokens;
   for (size_t index = from; index < end; ++index) {
@@ -410,7 +431,10 @@ void Pass::run_ops(size_t from, size_t end, const Part &part, AttentionBeside *b
     run_op(index, part, rows, beside, thread);
     if (engine.ops[index].kind == OUTRIDER_SELECT) rows = part.selected;
     if (rows.count == 0) break;
-    engine.pool->barrier();
+    size_t next = index + 1;
+    while (next < end && engine.ops[next].kind == OUTRIDER_SCALE && is_left_out(engine.ops[next])) ++next;
+    if (next == end || !stays_in_rows(engine.ops[index].kind) || !stays_in_rows(engine.ops[next].kind))
+      engine.pool->barrier();
   }
 }
 

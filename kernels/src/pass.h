@@ -166,6 +166,10 @@ struct Pass {
   template <typename Work> void share(Rows rows, int thread, Work work) const {
     share(rows.count, thread, [&](int64_t first, int64_t last) { work(rows.first + first, rows.first + last); });
   }
+  // Items of rows, so many of each: a thread has all of a row's.
+  template <typename Work> void share_items(Rows rows, int64_t each, int thread, Work work) const {
+    share(rows, thread, [&](int64_t first, int64_t last) { work(first * each, last * each); });
+  }
   // Each part claims items of an operation of its own.
   size_t claimed(size_t index, const Part &part) const {
     return index + static_cast<size_t>(part.number) * engine.ops.size();

@@ -88,6 +88,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
   const int64_t in_stride = by_pair ? round_up(shape.columns, kLanes) : engine.stride(op.in);
   const Inputs inputs = inputs_of(shape);
   const int parts = (shape.columns + piece_channels(shape) - 1) / piece_channels(shape);
+  const bool paired = engine.pair_constants_of(op.weight) != nullptr;
   std::vector<NeededExpert> &needed = needed_of_thread[static_cast<size_t>(thread)];
   needed.clear();
   int64_t items = 0;
@@ -95,11 +96,14 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
     const int32_t first = expert_first[static_cast<size_t>(e)], rows = expert_first[static_cast<size_t>(e) + 1] - first;
     if (rows == 0) continue;
     const int row_block = kernels.row_block(shape, rows);
-    needed.push_back({e, first, inputs.from(first, rows, row_block)});
+    const bool in_pairs = paired && rows >= engine.fewest_in_pairs_of(shape);
+    needed.push_back({e, first, inputs.from(first, rows, row_block, in_pairs)});
     items += static_cast<int64_t>(needed.back().input.blocks) * parts;
   }
-  // A token is converted once, behind all pairs, for all of its experts, unless these have orders of columns of their own.
-  const bool once = !by_pair && !shape.ordered;
+  // A token is converted once, behind all pairs, for all of its experts, unless these have orders of columns of their own; for
+  // those that are multiplied in pairs of channels it is converted anew, and sums are made of it at once.
+  const bool once = !by_pair && !shape.ordered &&
+                    std::any_of(needed.begin(), needed.end(), [](const NeededExpert &each) { return !each.input.less; });
   const Input tokens_apart = inputs.from(static_cast<int64_t>(count) * op.kv_heads, count, 0);
   if (once) {
     share(static_cast<int64_t>(parts) * count, thread, [&](int64_t first, int64_t last) {
@@ -117,7 +121,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
       const int32_t *const tokens = token_of.data() + expert.first;
       for (int64_t item = std::max<int64_t>(first - before, 0); item < std::min(last - before, here); ++item) {
         const int block_of_rows = static_cast<int>(item / parts), piece = static_cast<int>(item % parts);
-        if (once) gather(kernels, shape, tokens_apart, tokens, expert.input, block_of_rows, piece);
+        if (once && !expert.input.less) gather(kernels, shape, tokens_apart, tokens, expert.input, block_of_rows, piece);
         else
           kernels.prepare(engine.weights[static_cast<size_t>(op.weight + expert.number)],
                           by_pair ? in + expert.first * in_stride : in, in_stride, by_pair ? nullptr : tokens, expert.input,
@@ -151,6 +155,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
     task.out_stride = out_stride;
     task.width = width;
     task.expanded = engine.expanded_of(thread);
+    task.constants = engine.pair_constants_of(op.weight, expert.number);
     task.activation = op.activation;
     task.scale = op.scale;
     task.cap = op.cap;

@@ -26,9 +26,11 @@ Inputs Pass::inputs_of(const outrider_weight &shape) const {
           engine.scales.as<float>(),
           engine.offsets.as<int32_t>(),
           engine.starts.as<int32_t>(),
+          engine.less.as<int32_t>(),
           words_in_row(shape),
           scales,
           block ? scales * offsets_in_block(shape) : 0,
+          shape.group ? (shape.columns + shape.group - 1) / shape.group : 0,
           digits_of(shape.format)};
 }
 

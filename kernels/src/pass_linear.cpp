@@ -26,7 +26,7 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
   const int row_block = kernels.row_block(weight, count);
   input.apart = row_block == 0;
   input.blocks = row_block ? (count + row_block - 1) / row_block : count;
-  const Scratch *const constants = engine.pair_constants_of(op.weight);
+  const int32_t *const constants = engine.pair_constants_of(op.weight);
   if (constants && count >= engine.fewest_in_pairs_of(weight)) input.less = engine.less.as<int32_t>();
   const int64_t in_stride = engine.stride(op.in);
   const float *in = engine.buffer(op.in) + rows.first * in_stride;
@@ -53,7 +53,7 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
   task.out = engine.buffer(op.out) + rows.first * task.out_stride;
   task.width = op.out.width;
   task.expanded = engine.expanded_of(thread);
-  task.constants = constants ? constants->as<int32_t>() : nullptr;
+  task.constants = constants;
   task.activation = op.activation;
   task.scale = op.scale;
   task.cap = op.cap;

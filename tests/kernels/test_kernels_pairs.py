@@ -1,5 +1,7 @@
 """Products of sums instead of two products (kernels/src/pairs.inc): the same bits at every number of rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernel_models import (
@@ -20,11 +22,16 @@ from outrider.kernels.program import Codes, Format, Scales, Storage
 WORDS = Storage(Codes.INT4, Scales.WORDS, zeros=True)
 # Columns of two blocks of 128 channels and a narrow one, whose last group is narrow too; and of less than one block.
 ODD = Shape(width=328, heads=41, kv_heads=41, inner=72, layers=1)
+# Experts of a few rows and of more than a block of them, whose gates have part of a tile.
+MIXTURE = Shape(width=328, heads=41, kv_heads=41, inner=136, group=128, experts=5, chosen=2, layers=2)
 WHOLE = Shape(width=640, heads=8, kv_heads=4, inner=512, layers=1)
 
 
 def model_of(shape: Shape, group: int, codes: str) -> Packed:
-    program = stored(build(shape, Format.W4A8), group=group, storage=packing.FACTORS if group == 32 else WORDS)
+    changed = stored(program := build(shape, Format.W4A8), group=group, storage=packing.FACTORS if group == 32 else WORDS)
+    # A router stays in fp32.
+    weights = zip(program.weights, changed.weights, strict=True)
+    program = replace(changed, weights=tuple(own if own.format is Format.FP32 else other for own, other in weights))
     matrices = random_matrices(program, seed=3)
     if codes:
         # The lowest and the highest codes, and many activations that are a block's largest.
@@ -47,6 +54,14 @@ def test_pairs_at_every_number_of_rows(shape, group, codes, monkeypatch):
     model, text = model_of(shape, group, codes), tokens(shape, 420)
     # All sizes of one block of rows, of two, and more than share a pass over a tile.
     assert_bits_of_generic(model, "avx512pairs", text, (tuple(range(1, 26)), (97, 110)), monkeypatch)
+
+
+def test_experts_in_pairs_beside_others(monkeypatch):
+    """Each expert by its own rows: of a pass some are multiplied in pairs, others as they are."""
+    if "avx512pairs" not in library.available_instruction_sets():
+        pytest.skip("no AVX-512 with bf16 here")
+    model, text = model_of(MIXTURE, 128, ""), tokens(MIXTURE, 200)
+    assert_bits_of_generic(model, "avx512pairs", text, ((3, 7, 12, 19, 31), (97,)), monkeypatch)
 
 
 @pytest.mark.one_in(2)

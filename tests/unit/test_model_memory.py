@@ -83,6 +83,17 @@ def test_what_products_in_pairs_need_is_counted_where_they_are_made(precision: s
     assert memory_of_program(program, 8).pairs == expected
 
 
+@pytest.mark.parametrize(("precision", "scales"), [("w4a8", "factors"), ("w4a8:g128", "words")])
+def test_experts_have_the_numbers_of_their_pairs_together(precision: str, scales: str, tmp_path: Path) -> None:
+    """A huge page for all of a layer's gates, and for all that follow them; none where their groups have factors."""
+    program = lay_out(save_tiny("mixtral", tmp_path / "mixtral"), PRECISIONS[precision]).program
+    matrices = {op.weight for op in program.ops if op.kind is Kind.LINEAR}
+    if scales == "words":
+        matrices |= {op.weight for op in program.ops if op.kind is Kind.EXPERTS}
+    pages = sum(program.weights[each].format is Format.W4A8 for each in matrices)
+    assert memory_of_program(program, 8).pairs == PairsMemory(**{scales: pages * HUGE_PAGE})
+
+
 def test_a_host_that_multiplies_in_pairs_has_their_numbers_beside_the_rest() -> None:
     """Whichever machine plans: each host says for itself how it multiplies."""
     target = ProcessMemory(replace(MODEL, pairs=PairsMemory(words=5000, factors=70)), "native", True)

@@ -20,9 +20,9 @@ FLOAT_BYTES = 4
 # Of the kernels: what is taken for a pass is a quarter more than asked for and in huge pages, for each of the program's
 # buffers and for some of the kernels' own.
 LANES, SPARE, HUGE_PAGE, OWN_BUFFERS = 16, 1.25, 2 << 20, 7
-# Where a processor multiplies in pairs of channels a matrix has a number for each output (a tile has 16) and block of
+# Where a processor multiplies in pairs of channels a matrix has a number for each output of its tiles and block of
 # channels. And how many digits of an input some formats multiply.
-TILE, BLOCK_CHANNELS, DIGITS = 16, 128, 3
+TILE, BLOCK_CHANNELS, DIGITS = 32, 128, 3
 # Numbers that a shortlist keeps of each token of the vocabulary, and of each on it.
 OF_EVERY_TOKEN, OF_A_LISTED_TOKEN = 1, 4
 # Tokens of a block of the cache.
@@ -107,19 +107,30 @@ def _words(weight: Weight) -> int:
 
 
 def _of_pairs(program: Program) -> PairsMemory:
-    """What the matrices of a program have beside their codes where they are multiplied in pairs."""
-    matrices = {op.weight for op in program.ops if op.kind is Kind.LINEAR}
-    return sum((_of_matrix(program.weights[each]) for each in matrices), NO_PAIRS)
+    """What the matrices of a program have beside their codes where they are multiplied in pairs.
+
+    Experts have it together, and none where their groups have factors.
+    """
+    matrices = {op.weight: 1 for op in program.ops if op.kind is Kind.LINEAR}
+    for op in program.ops:
+        if op.kind is Kind.EXPERTS and program.weights[op.weight].stored.scales is not Scales.FACTORS:
+            matrices[op.weight] = op.heads
+    return sum((_of_matrices(program.weights[each], count) for each, count in matrices.items()), NO_PAIRS)
 
 
-def _of_matrix(weight: Weight) -> PairsMemory:
+def _of_matrices(weight: Weight, count: int) -> PairsMemory:
     if not (weight.format is Format.W4A8 and weight.stored.codes is Codes.INT4):
         return NO_PAIRS
-    numbers = _in_pages(FLOAT_BYTES * TILE * -(-weight.rows // TILE) * -(-weight.columns // BLOCK_CHANNELS))
+    numbers = _in_pages(count * FLOAT_BYTES * TILE * _tiles(weight) * -(-weight.columns // BLOCK_CHANNELS))
     if weight.stored.scales is Scales.FACTORS:
         return PairsMemory(factors=numbers)
     in_words = weight.stored.scales is Scales.WORDS and weight.group == BLOCK_CHANNELS
     return PairsMemory(words=numbers) if in_words else NO_PAIRS
+
+
+def _tiles(weight: Weight) -> int:
+    """Of all outputs; where they are gated a tile has as many gates as others."""
+    return -(-weight.rows // 2 // LANES) if weight.gated else -(-weight.rows // TILE)
 
 
 def _in_pages(size: float) -> int:
