@@ -364,7 +364,7 @@ AUTO_ROUND = LAYOUTS["auto-round, as gptq"].settings
         (AUTO_ROUND | {"extra_config": {"(": {"bits": 8}}}, "which is no pattern"),
         (AUTO_ROUND | {"extra_config": {"a": {"bits": 8, "data_type": "mx_fp"}}}, '"data_type": .mx_fp.'),
         (modelopt("NVFP4_AWQ"), '"quant_algo": .NVFP4_AWQ.; FP8, NVFP4, W4A16_NVFP4, MIXED_PRECISION are known'),
-        ({"bits": 4, "group_size": 64}, 'no "quant_method", nor is there a "quantization" of MLX'),
+        ({"bits": 4, "group_size": 64}, 'no "quant_method", as MLX writes it'),
         ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv_fast"}, "only gemm is read"),
     ],
 )
