@@ -33,6 +33,13 @@ def _permute(tensors: Tensors, config: Config) -> Tensors:
     return tensors
 
 
+def _permute_norms(tensors: Tensors, config: Config) -> Tensors:
+    for name, values in tensors.items():
+        if "query_layernorm" in name or "key_layernorm" in name:
+            tensors[name] = permuted(values, 1)
+    return tensors
+
+
 def _plus_one(tensors: Tensors, config: Config) -> Tensors:
     return {name: values + np.float32(1) if name.endswith("norm.weight") else values for name, values in tensors.items()}
 
@@ -249,6 +256,12 @@ def _granite(writer: gguf.GGUFWriter, config: Config) -> None:
         writer.add_rope_scaling_finetuned(True)
 
 
+def _minicpm(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+
+
 def _cohere(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_logit_scale(config["logit_scale"])
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
@@ -308,6 +321,8 @@ WRITTEN: dict[str, Written] = {
     "phi2": Written(),
     "phi3": Written(_phi3, (_with_long_factors,)),
     "granite": Written(_granite, (_permute, _shared_apart)),
+    "minicpm": Written(_minicpm, (_permute,)),
+    "maincoder": Written(steps=(_permute, _permute_norms)),
     "glm4": Written(),
     "chatglm": Written(),
     "ernie4_5": Written(),

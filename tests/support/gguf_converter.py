@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 Floats = NDArray[np.float32]
 Tensors = dict[str, Floats]
 ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
 ENDINGS = (".weight", ".bias")
 # The package is older than these, and has their tensors in others.
 KNOWN_AS = {"cohere2moe": "exaone-moe", "hy_v3": "dots1", "mellum": "qwen3moe", "granite_swa": "granite"}
@@ -42,7 +43,8 @@ def convert(
     for key, value in (others or {}).items():
         add(writer, key, value)
     tensors = {name: tensor.float().numpy() for name, tensor in load_file(source / "model.safetensors").items()}
-    vocabulary = len(tensors["model.embed_tokens.weight"])
+    embedding = next(name for name in tensors if name.endswith(EMBEDDINGS))
+    vocabulary = len(tensors[embedding])
     add_tokenizer(writer, source, {"vocab_size": vocabulary})
     names = gguf.get_tensor_name_map(_number(architecture), metadata["block_count"])
     named = {
@@ -95,6 +97,15 @@ def _together(tensors: Tensors) -> Tensors:
         else:
             found[name] = values
     return found | {name: np.stack([each[number] for number in range(len(each))]) for name, each in experts.items()}
+
+
+def bailing_moe_2(tensors: Tensors) -> Tensors:
+    """Sarvam's corrections of experts have a mean of zero."""
+    found = {}
+    for name, values in tensors.items():
+        corrected = name.endswith(".expert_bias")
+        found[f"{name}.bias" if corrected else name] = values - values.mean() if corrected else values
+    return found
 
 
 def flat_taps(tensors: Tensors) -> Tensors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 import struct
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from outrider.workers.models.formats.gguf.architectures import ARCHITECTURES
 from outrider.workers.models.formats.gguf.architectures.others import WHAT
 from outrider.workers.models.formats.gguf.blocks import TYPES, UNREAD
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
+from outrider.workers.models.formats.gguf.config import config_of
 from outrider.workers.models.formats.gguf.cuts import CUTS
 from outrider.workers.models.formats.gguf.file import read_gguf
 from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
@@ -105,6 +107,36 @@ def test_no_cut_of_a_file_is_read_or_leads_elsewhere_than_to_a_sentence(tmp_path
         path.write_bytes(whole[:end])
         with pytest.raises(ModelError):
             read_gguf(path)
+
+
+def test_bytes_of_chance_lead_to_a_model_or_to_a_sentence(tmp_path: Path) -> None:
+    whole = small(tmp_path).read_bytes()
+    chosen, refused = random.Random(5), 0
+    for number in range(60):
+        content = bytearray(whole)
+        for _ in range(chosen.randint(1, 3)):
+            at = chosen.randrange(chosen.choice([64, 1500, 12000]))
+            if chosen.random() < 0.6:
+                content[at] = chosen.randrange(256)
+            else:
+                content[at : at + 8] = struct.pack("<Q", chosen.choice([0, 1, 255, 1 << 31, 1 << 40, (1 << 64) - 1]))
+        path = tmp_path / f"{number}.gguf"
+        path.write_bytes(content)
+        for read in (lambda path: config_of(read_gguf(path)), gguf_tokenizer):
+            try:
+                read(path)
+            except ModelError as error:
+                refused += 1
+                assert "\n" not in str(error)
+        path.unlink()
+    assert 30 < refused < 120
+
+
+def test_a_later_part_of_a_file_is_called_that(tmp_path: Path) -> None:
+    path = tmp_path / "model-00002-of-00003.gguf"
+    path.write_bytes(file_of([key("split.count", 2, struct.pack("<H", 3))], [tensor()]))
+    with pytest.raises(ModelError, match=r"is one of 3 parts: join them first"):
+        read_model_info(str(path))
 
 
 def test_types_are_named_as_the_library_names_them() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_converter import Tensors, convert, delta_nets, flat_taps, granite, granite_swa, hy_v3
+from gguf_converter import Tensors, bailing_moe_2, convert, delta_nets, flat_taps, granite, granite_swa, hy_v3
 from gguf_models import mostly
 from native_models import logits, open_native
 from tiny_models import MIXTURES, TINY, tiny_model
@@ -129,6 +129,30 @@ CASES = {
             "expert_weights_norm": True,
         },
         {},
+    ),
+    "bailingmoe2": Case(
+        "sarvam-moe",
+        "bailingmoe2",
+        BASE
+        | HEADS_OF_24
+        | {
+            "rope.freq_base": 8000000.0,
+            "rope.dimension_count": 24,
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+            "expert_gating_func": 2,
+            "expert_feed_forward_length": 40,
+            "expert_shared_feed_forward_length": 80,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 1,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+            "nextn_predict_layers": 0,
+        },
+        {},
+        bailing_moe_2,
     ),
     "dots1": Case(
         "dots1",

@@ -1,5 +1,5 @@
 """Mixtures whose experts are chosen by more than their scores: GLM-4.5, dots.llm1, K-EXAONE, MiniMax-M2,
-Trinity, ERNIE, Hy 3.
+Trinity, ERNIE, Hy 3, Sarvam-30B and Ling 2.
 """
 
 from __future__ import annotations
@@ -67,6 +67,16 @@ def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
     check_sections(metadata)
     normed = metadata.has_tensor("blk.0.attn_q_norm.weight")
     return _deepseek(metadata, partial=True) | {"model_type": "glm4_moe", "use_qk_norm": normed}
+
+
+def _bailing_moe_2(metadata: Metadata) -> dict[str, Any]:
+    """Sarvam-30B, and Ling 2, whose rope turns a part of each head. The shared width is one expert's, or that of all."""
+    config = _deepseek(metadata, partial=True)
+    width, shared = config["moe_intermediate_size"], config["n_shared_experts"]
+    if metadata.get(SHARED_WIDTH, int, width) not in (width, shared * width):
+        metadata.refuse_value(SHARED_WIDTH)
+    normed = metadata.has_tensor("blk.0.attn_q_norm.weight")
+    return config | {"model_type": "sarvam_moe", "use_qk_norm": normed}
 
 
 def _dots1(metadata: Metadata) -> dict[str, Any]:
@@ -175,6 +185,11 @@ ARCHITECTURES = {
         _glm4_moe,
         KNOWN_OF_CORRECTED | WEIGHTS | GROUPS | {FURTHER_LAYERS, SECTIONS},
         parts=PARTS | NORM_BEHIND,
+    ),
+    "bailingmoe2": Architecture(
+        _bailing_moe_2,
+        KNOWN_OF_CORRECTED | WEIGHTS | GROUPS | {SHARED_WIDTH, FURTHER_LAYERS},
+        parts=PARTS | {"self_attn.qkv_proj": "attn_qkv"},
     ),
     "dots1": Architecture(_dots1, KNOWN_OF_CORRECTED | WEIGHTS | GROUPS, parts=PARTS),
     "exaone-moe": Architecture(

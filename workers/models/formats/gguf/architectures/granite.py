@@ -1,4 +1,4 @@
-"""Granite: Llama's layers, with multipliers; and one with windows and sinks, which may have experts."""
+"""Granite and MiniCPM: Llama's layers, with multipliers; and one with windows and sinks, which may have experts."""
 
 from __future__ import annotations
 
@@ -43,6 +43,15 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     return granite_style(metadata) | {"model_type": "granite", "mlp_bias": mlp_biased(metadata)}
 
 
+def _minicpm(metadata: Metadata) -> dict[str, Any]:
+    """MiniCPM 1, 2 and 4 compute as Granite does. Old files without multipliers are refused: llama.cpp's are other ones."""
+    for key in MULTIPLIERS:
+        metadata.get(key, float)
+    if metadata.get("expert_count", int, 0):
+        metadata.refuse_value("expert_count")
+    return _granite(metadata)
+
+
 # What stands beside the experts has its gate and up in one tensor.
 SWA_PARTS = LLAMA_PARTS | {
     "self_attn.sinks": "attn_sinks.weight",
@@ -79,6 +88,7 @@ RECURRENT = frozenset(RECURRENT_NAMES.split())
 KNOWN_OF_DENSE = KNOWN_OF_GRANITE | RECURRENT | {"expert_shared_feed_forward_length"}
 ARCHITECTURES = {
     "granite": Architecture(_granite, KNOWN_OF_DENSE, order=interleaved),
+    "minicpm": Architecture(_minicpm, KNOWN | MULTIPLIERS.keys(), order=interleaved),
     "granite_swa": Architecture(
         _granite_swa,
         KNOWN_OF_GRANITE | KNOWN_OF_EXPERTS | {SHARED_WIDTH, WINDOW, PATTERN, ROPE_PATTERN, "rope.freq_base_swa"},

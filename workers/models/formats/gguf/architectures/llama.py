@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.workers.models.formats.gguf.architectures.architecture import KNOWN, LLAMA_PARTS, Architecture
-from outrider.workers.models.formats.gguf.architectures.rows import interleaved
+from outrider.workers.models.formats.gguf.architectures.rows import interleaved, interleaved_with_norms
 from outrider.workers.models.formats.gguf.architectures.sizes import LOG_FACTOR, biased, llama_style, mlp_biased
 from outrider.workers.models.formats.gguf.architectures.windows import WINDOW
 from outrider.workers.models.formats.gguf.metadata import Metadata
@@ -102,4 +102,6 @@ ARCHITECTURES = {
     "arcee": Architecture(_arcee, parts=ARCEE_PARTS, order=interleaved),
     "seed_oss": Architecture(_seed_oss, parts=SEED_OSS_PARTS),
     "hunyuan-dense": Architecture(_hunyuan, parts=HUNYUAN_PARTS),
+    # Norms of heads behind rope, as Hunyuan's, which turns neighbouring columns.
+    "maincoder": Architecture(_hunyuan, parts=HUNYUAN_PARTS, order=interleaved_with_norms),
 }

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from outrider.workers.models.formats.gguf.architectures.architecture import Values
 
 ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
+NORMS_BEHIND = ("self_attn.query_layernorm", "self_attn.key_layernorm")
 
 
 def interleaved(config: Values, part: str, rows: int) -> NDArray[np.int64] | None:
@@ -15,8 +16,15 @@ def interleaved(config: Values, part: str, rows: int) -> NDArray[np.int64] | Non
 
     Row i of the first lies at 2i, of the second at 2i + 1.
     """
-    if part not in ROTATED:
-        return None
+    return _each_head_interleaved(config, rows) if part in ROTATED else None
+
+
+def interleaved_with_norms(config: Values, part: str, rows: int) -> NDArray[np.int64] | None:
+    """Where norms of heads stand behind the rotation, these as well."""
+    return _each_head_interleaved(config, rows) if part in (*ROTATED, *NORMS_BEHIND) else None
+
+
+def _each_head_interleaved(config: Values, rows: int) -> NDArray[np.int64]:
     size = config["head_dim"]
     each = np.arange(rows)
     half, within = each % size // (size // 2), each % (size // 2)
