@@ -311,9 +311,10 @@ class Program:
     def integer(self) -> bool:
         """Whether every matrix is of an integer format, so that results are the same on every instruction set.
 
-        So are those of routers, gates and heads that are in fp32: its products have one order everywhere.
+        So are those of routers and gates that are in fp32, and of heads in fp32 or fp16, whose products have one order.
         """
         routers: set[int] = set()
+        heads: set[int] = set()
         writer: dict[int, int] = {}
         before: dict[int, int] = {}
         for op in self.ops:
@@ -326,13 +327,16 @@ class Program:
             elif op.kind is Kind.DELTA:
                 routers.add(writer[op.residual.buffer])
             elif op.kind is Kind.HEADS:
-                routers |= set(range(op.weight, op.weight + op.heads))
+                heads |= set(range(op.weight, op.weight + op.heads))
             elif op.kind is Kind.BLEND:
                 # Of its coefficients, and of what these are made from.
                 routers |= {coefficients := writer[op.key.buffer], before[coefficients]}
             writer[op.output.buffer] = op.weight
         return all(
-            weight.table or weight.format.integer or (weight.format is Format.FP32 and number in routers)
+            weight.table
+            or weight.format.integer
+            or (weight.format is Format.FP32 and number in routers | heads)
+            or (weight.format is Format.FP16 and number in heads)
             for number, weight in enumerate(self.weights)
         )
 

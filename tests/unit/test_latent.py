@@ -62,6 +62,16 @@ def test_a_token_takes_one_vector_whatever_the_number_of_heads(model_type: str, 
     assert made == [(heads * 192, heads * 576), (heads * 512, heads * 128)] * program.layers
 
 
+def test_heads_in_fp16_beside_integers_give_the_same_bits_everywhere() -> None:
+    """Others in fp16 do not count as such."""
+    program = build_program({"model_type": "youtu", **LATENT}, Format.W4A8)
+    heads = next(op.weight for op in program.ops if op.kind is Kind.HEADS)
+    for number, integer in ((heads, True), (heads - 1, False)):
+        weights = list(program.weights)
+        weights[number] = replace(weights[number], format=Format.FP16, storage=None, table=False)
+        assert replace(program, weights=tuple(weights)).integer is integer
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "w8a8", "w4a8", "w4abf16"])
 def test_neither_pieces_nor_other_rows_nor_branches_change_a_bit(precision: str, tmp_path: Path) -> None:

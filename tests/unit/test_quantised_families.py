@@ -36,6 +36,7 @@ from transformers import AutoModelForCausalLM
 from outrider.kernels.program import Codes, Format, Kind
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
+from outrider.workers.models.formats import keeping
 from outrider.workers.models.formats.configuration import read_quantisation
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
@@ -118,6 +119,21 @@ def test_a_quantised_family_is_what_its_numbers_are(name: str, layout: str, tmp_
     weights = lay_out(model, PRECISIONS["bf16" if floats else "w8af32"]).program.weights
     if "nvfp4" not in layout:
         assert any(weight.storage is not None for weight in weights)
+
+
+@pytest.mark.parametrize(("layout", "kept"), [("compressed int4", Format.FP16), ("gptq", Format.FP32)])
+def test_what_is_transposed_of_codes_is_kept_in_fp16_where_that_has_its_numbers(
+    layout: str, kept: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of kv_b_proj what makes keys. Scales in bf16 times seven have the bits that fp16 has, those in fp16 have more."""
+    model = made(tmp_path, "glm4-moe-lite", LAYOUTS[layout], num_hidden_layers=2)
+    program = lay_out(model, PRECISIONS["w4abf16"]).program
+    assert {weight.format for weight in program.weights if weight.sources and weight.sources[0].transposed} == {kept}
+    if kept is Format.FP16:
+        found = logits(open_native(model, "w4abf16"))
+        monkeypatch.setattr(keeping, "fits_halves", lambda matrix: False)
+        monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "another cache"))
+        np.testing.assert_array_equal(found, logits(open_native(model, "w4abf16")))
 
 
 def test_what_guesses_further_tokens_is_left_out_when_it_is_quantised(tmp_path: Path) -> None:

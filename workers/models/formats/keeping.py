@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from outrider.kernels.builder import Kept
 from outrider.kernels.program import Codes, Format, Tensor
-from outrider.kernels.quantised import Scheme, Values
+from outrider.kernels.quantised import SCALE_BITS, Floats, Scheme, Values
 from outrider.kernels.storage import UnknownStorage, storage_for
 from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint import Checkpoint
 from outrider.workers.models.formats.matrix import Matrix
+
+# The bits of an fp16 number, the leading one included.
+HALF_BITS = 11
+ROWS_READ = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,7 @@ class AsItComes:
 
     checkpoint: Checkpoint
     precision: Format
+    halves: dict[str, bool] = field(default_factory=dict)
 
     def __call__(self, tensor: Tensor, table: bool) -> Kept:
         matrix = self.checkpoint.matrix(tensor)
@@ -39,6 +46,11 @@ class AsItComes:
                 f'the weight "{tensor.name}" cannot be kept as its format has it: {error}; --precision bf16 runs it, '
                 "--precision fp32 without rounding"
             ) from None
+        if tensor.transposed:
+            # Codes have scales by rows: what is transposed is the numbers that they stand for, all heads' in one way.
+            if tensor.name not in self.halves:
+                self.halves[tensor.name] = fits_halves(matrix)
+            return Kept(Format.FP16 if self.halves[tensor.name] else Format.FP32)
         return Kept(self.precision, group, storage, _name(matrix))
 
 
@@ -57,6 +69,28 @@ class EightBitFloats:
         except UnknownStorage:
             return Kept(Format.BF16)
         return Kept(Format.BF16, group, storage)
+
+
+def fits_halves(matrix: Matrix) -> bool:
+    """Whether fp16 has every number that the codes stand for. Weights are read only where a product of a code and a scale
+    has no more bits than that: what is left is their range."""
+    scheme = matrix.scheme
+    if scheme.minima or scheme.super_group or scheme.scale_type not in SCALE_BITS:
+        return False
+    # A value of e4m3 has four bits, one of e2m1 two; a negative integer with one bit more is a power of two.
+    integer = scheme.bits - 1 if scheme.symmetric else scheme.bits
+    bits = {Values.INTEGER: integer, Values.E4M3: 4, Values.E2M1: 2}[scheme.values]
+    if SCALE_BITS[scheme.scale_type] + bits > HALF_BITS:
+        return False
+    starts = range(0, matrix.shape[0], ROWS_READ)
+    fits = all(_fit(matrix.rows(start, min(start + ROWS_READ, matrix.shape[0])).dequantise()) for start in starts)
+    matrix.done()
+    return fits
+
+
+def _fit(numbers: Floats) -> bool:
+    with np.errstate(over="ignore"):
+        return np.array_equal(numbers.astype(np.float16).astype(np.float32), numbers)
 
 
 def _name(matrix: Matrix) -> str:
