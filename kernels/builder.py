@@ -152,9 +152,12 @@ class Builder:
         shift = self._vector([bias]) if bias else -1
         self._ops.append(replace(op, integer=kind, head_size=x.width // heads, bias=shift))
 
-    def scale_by_position(self, x: Slice, factors: Sequence[float], every: int) -> None:
-        """``x`` times a factor, in place: each is that of ``every`` positions, the last that of all others."""
-        self._ops.append(Op(Kind.SCALE, x, output=x, weight=self._constants(factors), window=every))
+    def scale_by_position(self, x: Slice, factors: Sequence[float], every: int, ahead: int = 0) -> None:
+        """``x`` times a factor, in place: each is that of ``every`` positions, the last that of all others.
+
+        Positions count from ``ahead``.
+        """
+        self._ops.append(Op(Kind.SCALE, x, output=x, weight=self._constants(factors), window=every, integer=ahead))
 
     def xielu(self, x: Slice, numbers: Sequence[Tensor]) -> Slice:
         """p x^2 + b x where x is positive, else (e^min(x, c) - 1 - x) n + b x.
@@ -304,13 +307,15 @@ class Builder:
         kv_heads: int,
         scale: float | None = None,
         window: int = 0,
+        chunk: int = 0,
         cap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Slice:
         """Causal attention over the row's cache, into which the keys and values go. One call is one layer's cache; calls
         with the same key and value share it.
 
-        A head's values may be of another size than its keys.
+        A head's values may be of another size than its keys. With a ``window`` a token sees the last so many tokens, with a
+        ``chunk`` those of its own chunk of so many.
 
         ``cap`` (0: none) bounds scores softly; ``sinks`` are scores, one for each head, that take weight from all tokens.
         """
@@ -335,7 +340,7 @@ class Builder:
                 heads=heads,
                 kv_heads=kv_heads,
                 head_size=head_size,
-                window=window,
+                window=-chunk if chunk else window,
                 scale=head_size**-0.5 if scale is None else scale,
                 cap=cap,
             )
@@ -507,13 +512,25 @@ class Builder:
         )
         return output
 
-    def mix(self, products: Slice, route: Slice, width: int, *, residual: Slice | None = None, scale: float = 1.0) -> Slice:
-        """The sum of what a token's experts made of it, times their weights, times ``scale``, plus ``residual``."""
+    def mix(
+        self,
+        products: Slice,
+        route: Slice,
+        width: int,
+        *,
+        residual: Slice | None = None,
+        scale: float = 1.0,
+        weighed: bool = True,
+    ) -> Slice:
+        """The sum of what a token's experts made of it, times their weights, times ``scale``, plus ``residual``.
+
+        Not ``weighed``: weights are left out.
+        """
         output, chosen = self._buffer(width), route.width // 2
         if products.width != chosen * _rounded(width):
             raise ValueError(f"{chosen} products of {width} columns in {products.width}")
         op = Op(Kind.MIX, products, key=route, residual=residual or ABSENT, output=output, kv_heads=chosen, scale=scale)
-        self._ops.append(op)
+        self._ops.append(op if weighed else replace(op, integer=1))
         return output
 
     def gate(

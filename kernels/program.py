@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 
 class Format(IntEnum):
@@ -281,6 +282,13 @@ class Op:
     scale: float = 1.0
     cap: float = 0.0
 
+    def first_seen(self, positions: Any) -> Any:
+        """Of attention the first position that a token sees, by its own (arrays of them): ``window`` is negative where a
+        token sees its own chunk of so many."""
+        if self.window < 0:
+            return positions // -self.window * -self.window
+        return positions + 1 - self.window if self.window else 0 * positions
+
     @property
     def value_size(self) -> int:
         """Columns of a head's values; those of its keys are ``head_size``."""
@@ -330,7 +338,7 @@ class Program:
                 heads |= set(range(op.weight, op.weight + op.heads))
             elif op.kind is Kind.BLEND:
                 # Of its coefficients, and of what these are made from.
-                routers |= {coefficients := writer[op.key.buffer], before[coefficients]}
+                routers |= {coefficients := writer[op.key.buffer], before.get(coefficients, -1)}
             writer[op.output.buffer] = op.weight
         return all(
             weight.table

@@ -94,6 +94,7 @@ class ReferenceModel:
             return self._experts(op, x, _read(buffers, op.key))
         if op.kind is Kind.MIX:
             weights = _read(buffers, op.key)[:, op.kv_heads :]
+            weights = np.ones_like(weights) if op.integer else weights
             products = x.reshape(len(x), op.kv_heads, -1)[:, :, : op.output.width]
             mixed = (products * weights[:, :, None]).sum(axis=1) * np.float32(op.scale)
             return np.asarray(mixed if residual is None else mixed + residual)
@@ -102,8 +103,9 @@ class ReferenceModel:
             return np.asarray(gated if residual is None else gated + residual)
         if op.kind is Kind.SCALE:
             factors = self.weights[op.weight][0, : self.program.weights[op.weight].columns]
-            places = np.minimum(positions // op.window if op.window else 0 * positions, len(factors) - 1)
-            scaled = x * (factors if op.integer else factors[places, None])
+            by_position = (positions + op.integer) // op.window if op.window else 0 * positions
+            places = np.minimum(by_position, len(factors) - 1)
+            scaled = x * (factors if op.integer and not op.window else factors[places, None])
             return np.asarray(scaled if residual is None else scaled + residual)
         if op.kind is Kind.XIELU:
             return _xielu(x, *self.weights[op.weight][0, :4])
@@ -352,8 +354,8 @@ def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | No
     keys, values = (x.reshape(count, op.kv_heads, -1) for x in (key, value))
     scores = np.einsum("qhgd,khd->hgqk", queries, keys) * np.float32(op.scale)
     scores = _cap(scores, op.cap)
-    distance = np.arange(count)[:, None] - np.arange(count)
-    seen = (distance >= 0) & ((distance < op.window) if op.window else True)
+    places = np.arange(count)
+    seen = (places <= places[:, None]) & (places >= op.first_seen(places)[:, None])
     scores = np.where(seen, scores, -np.inf)
     highest, rest = scores.max(axis=3, keepdims=True), np.float64(0.0)
     if sinks is not None:

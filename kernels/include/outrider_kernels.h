@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 29
+#define OUTRIDER_ABI 30
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -88,7 +88,7 @@ enum outrider_operation {
   OUTRIDER_CHOOSE = 7,    /* in = logits; ends the program */
   OUTRIDER_ROUTE = 8,     /* in = scores of experts; out = the kv_heads best ones' numbers, then their weights */
   OUTRIDER_EXPERTS = 9,   /* out = for each expert of a token the product with that expert's matrix, as LINEAR has it */
-  OUTRIDER_MIX = 10,      /* out = sum of a token's experts' products times their weights + residual */
+  OUTRIDER_MIX = 10,      /* out = sum of a token's experts' products times their weights (integer 1: as they are) + residual */
   OUTRIDER_GATE = 11,     /* out = in * sigmoid(key) + residual, key one column; or in * activation(key), key as wide */
   OUTRIDER_HAND_OUT = 12, /* in = columns integer.. of the states that a batch asks for; comes before select */
   OUTRIDER_TAKE_IN = 13,  /* out = the state that was given with the token; a GO_ON follows */
@@ -197,7 +197,7 @@ typedef struct outrider_quantised {
  *   EXPERTS    key = ROUTE's output, heads, kv_heads likewise; weight, bias: those of the first expert, the others' follow, all of one
  *              shape and storage; activation, cap, scale; integer: 0: in is the tokens' vectors, 1: what EXPERTS has put out; out is
  *              a whole buffer of kv_heads * (columns of a product, rounded up to 16), in an order that only EXPERTS and MIX know
- *   MIX        in = EXPERTS' output, key = ROUTE's, kv_heads, residual
+ *   MIX        in = EXPERTS' output, key = ROUTE's, kv_heads, residual, integer
  *   GATE       in, key, residual, activation (where key is as wide)
  *   HAND_OUT   in, integer
  *   TAKE_IN    out, of as many columns as a given state has. What stands between it and the GO_ON is left out of passes in which no
@@ -211,11 +211,11 @@ typedef struct outrider_quantised {
  *              [head_size, columns] goes from token to token: decay = exp(-exp(weight) * softplus(a + bias)), beta = sigmoid(b),
  *              state = state * decay; state += key ((value - state^T key) * beta)^T; out = state^T query
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores), window (0: all; else the last
- *              `window` tokens), weight: a score for each head that belongs to no token (a sink), or -1. Several operations may share
+ *              `window` tokens; negative: those of the token's own chunk of so many), weight: a score for each head that belongs to no token (a sink), or -1. Several operations may share
  *              the cache of one layer: with the same key and value, kv_heads and head_size. Of value and out a head may have
  *              another size, a multiple of 8
  *   SCALE      in, out, residual, weight: a vector; integer: 1: each column is multiplied by its own element; 0: all by one. window: 0: the
- *              first, else element position / window, at most the last: that comes before select
+ *              first, else element (position + integer) / window, at most the last, by which all are: that comes before select
  *   XIELU      in, out, weight: a vector of four: p and n are softplus(its first) and beta + softplus(its second), then beta and epsilon
  *   HEADS      in, out [heads, columns], weight: that of the first head, the others' follow, all of one shape [rows, columns] and
  *              storage; of a head as many columns of in as a matrix has are multiplied, the last ones, and what stands before them

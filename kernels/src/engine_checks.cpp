@@ -240,6 +240,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       refuse(op.head_size < 8 || op.head_size % 8, "a head size must be a multiple of 8");
       refuse(op.kv_heads < 1 || op.heads < 1 || op.heads % op.kv_heads, "query heads must be a multiple of key heads");
       if (status != OUTRIDER_OK) break;
+      refuse(op.window == INT32_MIN, "a chunk of more tokens than a row has");
       refuse(op.value.width < 1 || op.value.width % (8 * int64_t{op.kv_heads}), "a value's size must be a multiple of 8");
       check(op.in, op.heads * op.head_size, "queries");
       check(op.key, op.kv_heads * op.head_size, "keys");
@@ -273,6 +274,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       break;
     case OUTRIDER_MIX:
       refuse(op.kv_heads < 1, "mix needs the number of a token's experts");
+      refuse(op.integer < 0 || op.integer > 1, "mix weighs products, or does not");
       check(op.key, 2 * op.kv_heads, "experts and weights");
       check(op.in, static_cast<int>(op.kv_heads * round_up(op.out.width, kLanes)), "experts' products");
       refuse(op.in.offset || op.in.width != widths[static_cast<size_t>(op.in.buffer)], "experts' products fill a buffer");
@@ -287,9 +289,11 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "gate residual");
       break;
     case OUTRIDER_SCALE:
-      refuse(op.integer < 0 || op.integer > 1, "scale takes one factor, or one for each column");
-      refuse(!weight || !is_vector(*weight, op.integer == 1 ? op.out.width : 1), "scale needs a vector of factors");
-      refuse(op.window < 0 || (op.window > 0 && (behind || op.integer)), "factors by position come before select");
+      refuse(op.integer < 0 || (op.window == 0 && op.integer > 1), "scale takes one factor, or one for each column");
+      refuse(op.integer > INT32_MAX - context, "factors of positions that no row has");
+      refuse(!weight || !is_vector(*weight, op.window == 0 && op.integer == 1 ? op.out.width : 1),
+             "scale needs a vector of factors");
+      refuse(op.window < 0 || (op.window > 0 && behind), "factors by position come before select");
       check(op.in, op.out.width, "what is scaled");
       check(op.out, op.out.width, "scale's output");
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "scale's residual");

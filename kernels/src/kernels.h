@@ -282,6 +282,12 @@ struct Attend {
 
 // Of several kv heads, at most so many queries in all: what they gather stays in the nearest cache.
 constexpr int kQueryBlock = 8, kMostQueries = 16;
+// The first key that a token at this position sees: of all, of so many tokens back, or (window < 0) of its own chunk.
+static inline int32_t first_seen(int32_t window, int32_t position) {
+  if (window < 0) return position / -window * -window;
+  return window > 0 && position >= window ? position + 1 - window : 0;
+}
+
 static inline int64_t attention_scratch(int head_size, int value_size) {
   return kMostQueries * (kChunkTokens + round_up(head_size, kLanes) + 2 * round_up(value_size, kLanes));
 }

@@ -170,8 +170,9 @@ void Pass::scale(const outrider_op &op, Rows rows, int thread) {
       const float *const x = engine.buffer(op.in) + t * engine.stride(op.in);
       const float *const added = residual ? residual + t * residual_stride : nullptr;
       float *const out = engine.buffer(op.out) + t * engine.stride(op.out);
-      const int32_t place = op.window ? std::min(position[static_cast<size_t>(t)] / op.window, weight.columns - 1) : 0;
-      if (op.integer) engine.kernels->gated_by(x, factors, OUTRIDER_NONE, added, out, op.out.width);
+      const int32_t place =
+          op.window ? std::min((position[static_cast<size_t>(t)] + op.integer) / op.window, weight.columns - 1) : 0;
+      if (op.integer && !op.window) engine.kernels->gated_by(x, factors, OUTRIDER_NONE, added, out, op.out.width);
       else engine.kernels->scaled(x, factors[place], added, out, op.out.width);
     }
   });

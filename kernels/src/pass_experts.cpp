@@ -178,7 +178,7 @@ void Pass::mix(const outrider_op &op, int count, int thread) {
       const float *const weights = chosen + t * chosen_stride + op.kv_heads;
       for (int32_t slot = 0; slot < op.kv_heads; ++slot) {
         const float *const product = products + pair_of[static_cast<size_t>(t * op.kv_heads + slot)] * products_stride;
-        engine.kernels->scaled(product, weights[slot], slot ? sum : nullptr, sum, op.out.width);
+        engine.kernels->scaled(product, op.integer ? 1.0f : weights[slot], slot ? sum : nullptr, sum, op.out.width);
       }
       engine.kernels->scaled(sum, op.scale, residual ? residual + t * residual_stride : nullptr, sum, op.out.width);
     }

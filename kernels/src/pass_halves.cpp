@@ -70,7 +70,7 @@ void AttentionBeside::claim() {
     const int64_t head = head_of(item), heads = end_head_of(item) - head;
     const FeedState &feed = feed_of(item);
     const int32_t begin = pass_.engine.rows[static_cast<size_t>(feed.row)].begin;
-    const int32_t seen = std::max(begin, op_.window > 0 ? feed.position + 1 - op_.window : 0);
+    const int32_t seen = std::max(begin, first_seen(op_.window, feed.position));
     for (size_t i = static_cast<size_t>(seen / kBlockTokens); i < feed.blocks.size(); ++i) {
       // A long row's other blocks are asked for by attention itself.
       if (areas + 2 > kMostAreas) {

@@ -28,7 +28,7 @@ float from_bf16(uint16_t value) {
 }  // namespace
 
 bool Pass::is_left_out(const outrider_op &op) const {
-  if (op.kind == OUTRIDER_SCALE && op.window > last_position) {
+  if (op.kind == OUTRIDER_SCALE && op.window > last_position + op.integer) {
     const float *const factors = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
     return factors[0] == 1.0f && op.residual.buffer < 0 && op.in.buffer == op.out.buffer && op.in.offset == op.out.offset;
   }

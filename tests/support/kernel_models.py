@@ -26,6 +26,7 @@ class Shape:
     ``clipped``: queries, keys and values within a bound, queries times factors by position, and xIELU.
     ``value``: columns of a head's values, which have a size of their own; eight of a key's columns are the same for all
     heads then, and have rope.
+    ``chunk``: a token sees its own chunk of so many, queries are scaled by position, and an expert's input by its weight.
     ``streams``: so many vectors side by side, of which a layer works on the second, with gates that are mostly closed.
     """
 
@@ -38,6 +39,7 @@ class Shape:
     vocabulary: int = 211
     context: int = 640
     window: int = 0
+    chunk: int = 0
     group: int = 128
     activation: Activation = Activation.SILU
     capped: bool = False
@@ -73,7 +75,9 @@ CLIPPED = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, vocabulary=
 STREAMS = Shape(
     width=160, heads=4, kv_heads=2, inner=136, group=32, vocabulary=97, activation=Activation.GELU_TANH, streams=3
 )
+CHUNKED = Shape(width=144, heads=6, kv_heads=3, inner=72, group=32, vocabulary=101, chunk=37, experts=5, chosen=1)
 SHAPES = {
+    "chunked": CHUNKED,
     "streams": STREAMS,
     "shared": SHARED,
     "clipped": CLIPPED,
@@ -149,8 +153,11 @@ def build(shape: Shape, precision: Format) -> Program:
                 builder.rope(k, frequencies, heads=shape.kv_heads, **rope)
         if shape.clipped:
             builder.scale_by_position(q, (1.0, 1.3, 0.7), 16)
+        if shape.chunk:
+            builder.scale_by_position(q, (1.0, 1.3, 0.7, 1.1), 5, ahead=1)
         more: dict[str, Any] = dict(cap=1.5, sinks=vector(at + "sinks", shape.heads), scale=0.4) if shape.capped else {}
-        a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, window=shape.window, **more)
+        seen: dict[str, Any] = dict(window=shape.window, chunk=shape.chunk)
+        a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, **seen, **more)
         if shape.delta:
             a = builder.gate(a, builder.linear(h, [Tensor(at + "a", (width, width))]))
         output_bias = [vector(at + "o.bias", width)] if opt else []
@@ -277,16 +284,18 @@ def _delta_net(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> S
 
 def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
     """With a layer beside it that has a gate; of a clamped activation with biases, and none beside it."""
-    clamped = shape.activation is Activation.CLAMPED_SWIGLU
+    clamped, scaled = shape.activation is Activation.CLAMPED_SWIGLU, bool(shape.chunk)
     width, inner, names = shape.width, shape.inner, [f"{at}{number}." for number in range(shape.experts)]
     scores = builder.linear(h, [Tensor(at + "router", (shape.experts, width))], precision=Format.FP32)
-    route = builder.route(scores, shape.chosen, Routing.SOFTMAX_CHOSEN if clamped else Routing.SOFTMAX)
+    routing = Routing.SIGMOID_EACH if scaled else Routing.SOFTMAX_CHOSEN if clamped else Routing.SOFTMAX
+    route = builder.route(scores, shape.chosen, routing)
     gates = [[Tensor(name + "gate", (inner, width)), Tensor(name + "up", (inner, width))] for name in names]
     gate_biases = (
         [[Tensor(name + part, (inner,)) for part in ("gate.bias", "up.bias")] for name in names] if clamped else []
     )
     bounds: dict[str, Any] = dict(scale=1.702, cap=0.7) if clamped else {}
-    m = builder.experts(h, route, gates, biases=gate_biases, gated=True, activation=shape.activation, **bounds)
+    read = builder.blend(h, route.part(1, 1), vectors=1) if scaled else h
+    m = builder.experts(read, route, gates, biases=gate_biases, gated=True, activation=shape.activation, **bounds)
     downs = [[Tensor(name + "down", (width, inner))] for name in names]
     down_biases = [[Tensor(name + "down.bias", (width,))] for name in names] if clamped else []
     products = builder.experts(m, route, downs, biases=down_biases, behind=True)
@@ -294,7 +303,7 @@ def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Sli
         y = builder.gated(h, Tensor(at + "gate", (inner, width)), Tensor(at + "up", (inner, width)), shape.activation)
         y = builder.linear(y, [Tensor(at + "down", (width, inner))])
         x = builder.gate(y, builder.linear(h, [Tensor(at + "key", (1, width))], precision=Format.FP32), residual=x)
-    return builder.mix(products, route, width, residual=x)
+    return builder.mix(products, route, width, residual=x, weighed=not scaled)
 
 
 def stored(program: Program, **changes: Any) -> Program:

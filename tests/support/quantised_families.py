@@ -295,12 +295,15 @@ def quantised(path: Path, plain: Path, layout: Layout, chosen: Callable[[str], b
         for name, value in tensors.items():
             module = name.removesuffix(".weight")
             if value.dim() == 3 and chosen(module):
-                found = [one(each, matrix) for each, matrix in _apart(module, value)]
+                turned = "feed_forward.router.weight" in " ".join(tensors)  # Llama 4's lie inputs by outputs
+                whole = value.transpose(1, 2) if turned else value
+                found = [one(each, matrix) for each, matrix in _apart(module, whole)]
                 result |= {part: tensor for parts, _ in found for part, tensor in parts.items()}
                 matrices = [matrix for _, matrix in found]
                 if module.endswith(("gate_up_proj", "input_linear")):
                     matrices = [torch.cat(pair) for pair in zip(matrices[::2], matrices[1::2], strict=True)]
-                numbers[name] = torch.stack(matrices)
+                stacked = torch.stack(matrices)
+                numbers[name] = stacked.transpose(1, 2).contiguous() if turned else stacked
             elif value.dim() == 2 and name.endswith(".weight") and chosen(module):
                 parts, numbers[name] = one(module, value)
                 result |= parts

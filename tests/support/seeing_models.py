@@ -129,6 +129,10 @@ KINDS: dict[str, dict[str, Any]] = {
         },
         _EYES | {"model_type": "siglip2_vision_model", "num_patches": 4},
     ),
+    "llama4": _seeing(
+        {"num_local_experts": 4, "num_hidden_layers": 4, "intermediate_size_mlp": 80, "attention_chunk_size": 8},
+        _EYES | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+    ),
     "llava": _seeing({"model_type": "llama"}, _EYES | {"model_type": "clip_vision_model"}),
     "llava_next": _seeing({"model_type": "mistral"}, _EYES | {"model_type": "clip_vision_model"}),
     "llava_onevision": _seeing({"model_type": "qwen2"}, _EYES | {"model_type": "siglip_vision_model"}),

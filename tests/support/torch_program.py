@@ -114,8 +114,9 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
         case Kind.GATE:
             return x * (ACTIVATIONS | {Activation.SIGMOID: torch.sigmoid})[op.activation](read(op.key))
         case Kind.SCALE:
-            places = torch.arange(len(tokens)) // op.window if op.window else torch.zeros(len(tokens), dtype=torch.long)
-            y = x * (weight if op.integer else weight[places.clamp(max=len(weight) - 1), None])
+            places = torch.arange(len(tokens)) + op.integer
+            places = places // op.window if op.window else 0 * places
+            y = x * (weight if op.integer and not op.window else weight[places.clamp(max=len(weight) - 1), None])
             return y if op.residual.buffer < 0 else y + read(op.residual)
         case Kind.XIELU:
             first, second, beta, epsilon = weight
@@ -151,8 +152,10 @@ def _attention(
     count = len(query)
     positions = torch.arange(count)
     seen = positions[None] <= positions[:, None]
-    if op.window:
+    if op.window > 0:
         seen &= positions[None] > positions[:, None] - op.window
+    elif op.window < 0:
+        seen &= positions[None] // -op.window == positions[:, None] // -op.window
     q, k, v = (
         part.view(count, heads, -1).transpose(0, 1)
         for part, heads in ((query, op.heads), (key, op.kv_heads), (value, op.kv_heads))

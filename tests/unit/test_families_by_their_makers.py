@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 
-from outrider.kernels.program import Format
+from outrider.kernels.program import Format, Kind
 from outrider.workers.errors import ModelError
 from outrider.workers.models.families import build_program
 from outrider.workers.models.model_info import read_model_info
@@ -186,3 +186,25 @@ def test_a_base_of_rope_that_transformers_does_not_read_is_refused(tmp_path: Pat
         read_model_info(str(path))
     (path / "config.json").write_text(json.dumps(config | {"rope_parameters": None, "rope_theta": 500000}))
     read_model_info(str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_experts_per_tok": 2}, 'does not know "num_experts_per_tok": 2'),
+        ({"moe_layers": "all"}, 'cannot follow "moe_layers": .all'),
+        ({"no_rope_layers": [1, 0]}, r'cannot follow "no_rope_layers": \[1, 0\]'),
+        ({"attention_chunk_size": None}, "in chunks of 0"),
+        ({"layer_types": ["sliding_attention"] * 4}, 'cannot follow "layer_types"'),
+        ({"attn_temperature_tuning": 4}, '"attn_temperature_tuning" must be true or false, got 4'),
+    ],
+)
+def test_what_llama_4_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("llama4") | change, Format.BF16)
+
+
+def test_llama_4_s_factors_begin_a_position_before_each_step() -> None:
+    """log(1 + floor((position + 1) / 6)), of the layers without rope alone."""
+    ops = [op for op in build_program(said_by_transformers("llama4"), Format.BF16).ops if op.kind is Kind.SCALE]
+    assert [(op.window, op.integer) for op in ops] == [(6, 1)] * 2

@@ -11,7 +11,7 @@ import pytest
 from family_texts import differences
 from safetensors.numpy import load_file, save_file
 from seeing_models import KINDS, VOCABULARY, save_seeing
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from outrider.kernels.program import Kind
 from outrider.workers.errors import ModelError
@@ -46,7 +46,9 @@ def renamed(path: Path, old: str, new: str) -> Path:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS])
 def test_a_model_that_sees_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
-    found, proposed = differences(save_seeing(kind, tmp_path), reader=AutoModelForImageTextToText)
+    # transformers 5.24 breaks on a text alone with the whole of Llama 4.
+    reader = AutoModelForCausalLM if kind == "llama4" else AutoModelForImageTextToText
+    found, proposed = differences(save_seeing(kind, tmp_path), reader=reader)
     assert not found
     assert proposed
 
@@ -74,7 +76,7 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"gemma4_text": "Gemma4TextConfig", "gemma4_unified_text": "Gemma4UnifiedTextConfig"}
     places |= {"qwen3_vl_moe_text": "Qwen3VLMoeTextConfig"}
     places |= {"qwen3_5_moe_text": "Qwen3_5MoeTextConfig", "cohere_compass_text": "CohereCompassTextConfig"}
-    places |= {"apertus1p5_text": "Apertus1p5TextConfig"}
+    places |= {"apertus1p5_text": "Apertus1p5TextConfig", "llama4_text": "Llama4TextConfig"}
     names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
     names |= {"cohere2": "Cohere2", "exaone4": "Exaone4", "ministral3": "Ministral3"}
     places |= {kind: f"{name}Config" for kind, name in names.items()}

@@ -33,7 +33,7 @@ from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.formats.unexpected_tensors import check_plain
 from outrider.workers.models.headers import ZIP, read_entries
-from outrider.workers.models.language_model import EITHER_WAY, language_name, sees
+from outrider.workers.models.language_model import EITHER_WAY, TURNED, language_name, sees
 from outrider.workers.models.model_info import weight_files
 
 # safetensors' names of the types that a weight may have which is not quantised.
@@ -96,7 +96,9 @@ def open_checkpoint(path: Path, allow_pickle: bool = False) -> Checkpoint:
     values = read_json(path / NAME)
     seeing = str(values["model_type"]) if sees(values) else ""
     if files[0].suffix == ".safetensors":
-        return SafetensorsCheckpoint(path, files, quantisation, seeing)
+        kind = str(values.get("model_type"))
+        turned = True if kind in TURNED else None if kind in EITHER_WAY else False
+        return SafetensorsCheckpoint(path, files, quantisation, seeing, turned)
     if quantisation is not None:
         raise ModelError(f"{path} is quantised ({quantisation.name}) and lies in .bin files; it is read from safetensors")
     return PickledCheckpoint(path, files, allow_pickle, seeing)
@@ -128,14 +130,22 @@ def _as_asked(tensor: Tensor, whole: Any) -> Any:
 class SafetensorsCheckpoint:
     """Tensors as the files hold them; of those that ``quantisation`` knows, the numbers that their codes stand for.
 
-    ``seeing`` is the "model_type" of a model that sees as well.
+    ``seeing`` is the "model_type" of a model that sees as well. ``turned``: whether experts that lie together lie
+    transposed (None: the shapes tell).
     """
 
-    def __init__(self, path: Path, files: list[Path], quantisation: Quantisation | None = None, seeing: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: list[Path],
+        quantisation: Quantisation | None = None,
+        seeing: str = "",
+        turned: bool | None = False,
+    ) -> None:
         self._path = path
         entries = read_entries(path, files)
         self._raw = RawTensors(_of_language(entries) if seeing else entries)
-        self._either_way = seeing in EITHER_WAY
+        self._turned = turned
         self._entries = self._raw.entries
         self.quantisation = quantisation
         self._matrices: dict[Tensor, Matrix | None] = {}
@@ -173,7 +183,7 @@ class SafetensorsCheckpoint:
         """Where it is an expert's that lies with others."""
         if any(name in self._entries for name in names_of(tensor.name)):
             return None
-        return place_of(tensor, self._entries, self._either_way)
+        return place_of(tensor, self._entries, self._turned)
 
     def type_of(self, tensor: Tensor) -> str:
         place = self._place(tensor)

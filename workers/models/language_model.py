@@ -26,6 +26,7 @@ SEEING = {
     "idefics3": "llama",
     "internvl": "qwen2",
     "lfm2_vl": "lfm2",
+    "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",
@@ -48,6 +49,8 @@ SAME = {
 }
 # Those whose experts' matrices may lie transposed (formats/experts.py).
 EITHER_WAY = ("qwen3_vl_moe",)
+# Those whose experts' matrices always do.
+TURNED = ("llama4", "llama4_text")
 # What transformers takes where a ``text_config`` does not say: it leaves out on saving what is as usual.
 NAMES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -66,6 +69,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "gemma4_unified_text": (262144, 2304, 9216, 30, 8, 4, 262144),
         "lfm2": (65536, 2560, 12288, 32, 32, 8, 128000),
         "llama": (32000, 4096, 11008, 32, 32, None, 2048),
+        "llama4_text": (202048, 5120, 8192, 48, 40, 8, 131072),
         "ministral3": (131072, 4096, 14336, 34, 32, 8, 262144),
         "mistral": (32000, 4096, 14336, 32, 32, 8, 131072),
         "qwen2": (151936, 4096, 22016, 32, 32, 32, 32768),
@@ -109,7 +113,7 @@ PREFIXES = (
     ("language_model.lm_head.", "lm_head."),
 )
 # Whose head is not the embedding where nothing is said.
-UNTIED = ("apertus1p5",)
+UNTIED = ("apertus1p5", "llama4")
 PASSED_OVER = (
     *("vision_tokenizer.", "audio_tokenizer."),
     *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),

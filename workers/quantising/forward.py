@@ -66,7 +66,8 @@ class Forward:
             normalised = _norm(op, x, self._weight(op.weight), None if op.bias < 0 else self._weight(op.bias))
             return normalised if residual is None else normalised + residual
         if op.kind is Kind.SCALE:
-            scaled = x * (self._weight(op.weight) if op.integer else self._factors(op, len(x)))
+            by_column = op.integer and not op.window
+            scaled = x * (self._weight(op.weight) if by_column else self._factors(op, len(x)))
             return scaled if residual is None else scaled + residual
         if op.kind is Kind.XIELU:
             return _xielu(x, *self._weight(op.weight))
@@ -106,7 +107,7 @@ class Forward:
     def _factors(self, op: Op, tokens: int) -> Tensor:
         """By position, the last one that of all others."""
         factors, positions = self._weight(op.weight), torch.arange(self._length)
-        places = (positions // op.window if op.window else 0 * positions).clamp(max=len(factors) - 1)
+        places = ((positions + op.integer) // op.window if op.window else 0 * positions).clamp(max=len(factors) - 1)
         return factors[places].repeat(tokens // self._length)[:, None]
 
     def _linear(self, op: Op, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -182,8 +183,8 @@ def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int, s
     values = value.reshape(-1, length, op.kv_heads, op.value_size).transpose(1, 2)
     mask = None
     if op.window:
-        distance = torch.arange(length)[:, None] - torch.arange(length)
-        mask = (distance >= 0) & (distance < op.window)
+        places = torch.arange(length)
+        mask = (places <= places[:, None]) & (places >= op.first_seen(places)[:, None])
     outputs = []
     for q, k, v in zip(queries, keys, values, strict=True):
         if op.cap or sinks is not None:
@@ -201,8 +202,7 @@ def _scored_attention(op: Op, query: Tensor, key: Tensor, value: Tensor, sinks: 
     keys, values = (x.repeat_interleave(op.heads // op.kv_heads, dim=0) for x in (key, value))
     scores = _cap(query @ keys.transpose(1, 2) * op.scale, op.cap)
     places = torch.arange(query.shape[1])
-    distance = places[:, None] - places
-    seen = (distance >= 0) & (distance < (op.window or len(places)))
+    seen = (places <= places[:, None]) & (places >= op.first_seen(places)[:, None])
     scores = scores.masked_fill(~seen, float("-inf"))
     if sinks is None:
         return scores.softmax(dim=-1) @ values

@@ -58,6 +58,7 @@ class Experts:
     ``clamp`` is the bound of a clamped activation and ``slope`` its factor. ``sparse``: which layers have experts; the
     others' gated layer (``dense_biased``: with biases) is as wide as ``Sizes`` say. ``scale`` multiplies what
     experts, and what stands beside them, add to the residual, ``dense_scale`` what the others' gated layer does.
+    ``scales_input``: the weight of a token's only expert multiplies what it reads, not what it makes.
     """
 
     count: int
@@ -75,24 +76,29 @@ class Experts:
     dense_biased: bool = False
     scale: float = 1.0
     dense_scale: float = 1.0
+    scales_input: bool = False
 
 
-def mixture(sizes: Sizes, experts: Experts) -> Mixer:
+def mixture(sizes: Sizes, experts: Experts, dense: int = 0) -> Mixer:
+    """``dense``: how wide the gated layer of layers without experts is, where ``sizes`` do not say it."""
+
     def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         block = Linear(f"model.layers.{layer}.")
         if not experts.sparse(layer):
-            dense = Shared(sizes.ffn, experts.prefix, experts.dense_names, biased=experts.dense_biased)
-            return _beside(builder, h, block, dense, experts.function, residual, experts.dense_scale)
+            gated = Shared(dense or sizes.ffn, experts.prefix, experts.dense_names, biased=experts.dense_biased)
+            return _beside(builder, h, block, gated, experts.function, residual, experts.dense_scale)
         mlp = Linear(f"{block.prefix}{experts.prefix}")
         route = _route(builder, h, mlp, experts)
-        products = products_of(builder, h, route, mlp, experts)
+        read = builder.blend(h, route.part(1, 1), vectors=1) if experts.scales_input else h
+        products = products_of(builder, read, route, mlp, experts)
         if experts.shared is not None and experts.shared.weighed:
             beside = _beside(builder, h, block, experts.shared, experts.function, None)
             key = builder.linear(h, [mlp.weight("shared_expert_gate", 1, sizes.hidden)], precision=Format.FP32)
             residual = builder.gate(beside, key, residual=residual)
         elif experts.shared is not None:
             residual = _beside(builder, h, block, experts.shared, experts.function, residual, experts.scale)
-        return builder.mix(products, route, sizes.hidden, residual=residual, scale=experts.scale)
+        weighed = not experts.scales_input
+        return builder.mix(products, route, sizes.hidden, residual=residual, scale=experts.scale, weighed=weighed)
 
     return mixer
 

@@ -7,6 +7,7 @@ Builders ask for ``…mlp.experts.3.gate_proj.weight``. Checkpoints also have, i
   turn, and biases ``gate_up_proj_bias`` [experts, 2 ffn] and ``down_proj_bias`` [experts, hidden]; what has biases lies so
 - of Qwen3-VL ``gate_up_proj`` [experts, hidden, 2 ffn], gate columns before up columns, and ``down_proj`` [experts, ffn,
   hidden], or the first of these: the shapes tell, as they do for transformers
+- of Llama 4 as Qwen3-VL's, always
 - gpt-oss' in MXFP4 (formats/mxfp4.py), rows as they are used, gate and up in turn
 
 Granite's makers have the first of these as ``input_linear.weight`` and ``output_linear.weight``, without ``.experts``.
@@ -63,10 +64,10 @@ class Place:
         return values
 
 
-def place_of(tensor: Tensor, entries: Mapping[str, Entry], either_way: bool = False) -> Place | None:
+def place_of(tensor: Tensor, entries: Mapping[str, Entry], turned: bool | None = False) -> Place | None:
     """None where the name is no expert's, or no tensor holds that expert beside others.
 
-    ``either_way``: of a checkpoint in which they may lie transposed.
+    ``turned``: whether they lie transposed; None: the shapes tell.
     """
     found = NAME.fullmatch(tensor.name)
     if found is None:
@@ -86,5 +87,6 @@ def place_of(tensor: Tensor, entries: Mapping[str, Entry], either_way: bool = Fa
         step = 1 if kind == "down" else 2
         return Place(source, expert, int(kind == "up"), step, transposed=part == "weight", bias=part == "bias")
     width = tensor.shape[0]
-    transposed = either_way and entry.shape[1:] != (width if kind == "down" else 2 * width, tensor.shape[1])
-    return Place(source, expert, width if kind == "up" else 0, 1, transposed)
+    if turned is None:
+        turned = entry.shape[1:] != (width if kind == "down" else 2 * width, tensor.shape[1])
+    return Place(source, expert, width if kind == "up" else 0, 1, turned)
