@@ -88,7 +88,7 @@ enum outrider_operation {
   OUTRIDER_CHOOSE = 7,    /* in = logits; ends the program */
   OUTRIDER_ROUTE = 8,     /* in = scores of experts; out = the kv_heads best ones' numbers, then their weights */
   OUTRIDER_EXPERTS = 9,   /* out = for each expert of a token the product with that expert's matrix, as LINEAR has it */
-  OUTRIDER_MIX = 10,      /* out = sum of a token's experts' products times their weights (integer 1: as they are) + residual */
+  OUTRIDER_MIX = 10,      /* out = sum of a token's experts' products (integer 0: times their weights) + residual */
   OUTRIDER_GATE = 11,     /* out = in * sigmoid(key) + residual, key one column; or in * activation(key), key as wide */
   OUTRIDER_HAND_OUT = 12, /* in = columns integer.. of the states that a batch asks for; comes before select */
   OUTRIDER_TAKE_IN = 13,  /* out = the state that was given with the token; a GO_ON follows */
@@ -211,9 +211,9 @@ typedef struct outrider_quantised {
  *              [head_size, columns] goes from token to token: decay = exp(-exp(weight) * softplus(a + bias)), beta = sigmoid(b),
  *              state = state * decay; state += key ((value - state^T key) * beta)^T; out = state^T query
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores), window (0: all; else the last
- *              `window` tokens; negative: those of the token's own chunk of so many), weight: a score for each head that belongs to no token (a sink), or -1. Several operations may share
- *              the cache of one layer: with the same key and value, kv_heads and head_size. Of value and out a head may have
- *              another size, a multiple of 8
+ *              `window` tokens; negative: those of the token's own chunk of so many), weight: a score for each head that belongs
+ *              to no token (a sink), or -1. Several operations may share the cache of one layer: with the same key and value,
+ *              kv_heads and head_size. Of value and out a head may have another size, a multiple of 8
  *   SCALE      in, out, residual, weight: a vector; integer: 1: each column is multiplied by its own element; 0: all by one. window: 0: the
  *              first, else element (position + integer) / window, at most the last, by which all are: that comes before select
  *   XIELU      in, out, weight: a vector of four: p and n are softplus(its first) and beta + softplus(its second), then beta and epsilon

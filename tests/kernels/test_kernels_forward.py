@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from kernel_models import (
     BIGCODE,
+    CHUNKED,
     GROUPED,
     LLAMA,
     OPT,
@@ -163,13 +164,29 @@ def test_head_sizes(head, format):
     assert abs(whole - wanted).max() <= TOLERANCE[format] * abs(wanted).max()
 
 
-def test_truncated_rows_are_as_if_the_tokens_had_never_been():
-    model = packed(LLAMA, Format.W4A8)
-    text = tokens(LLAMA, 70)
+@pytest.mark.parametrize("chunk", [7, 255, 256, 300])
+def test_what_a_token_sees_begins_with_its_chunk(chunk):
+    """However chunks lie to the keys that are taken together; earlier ones may as well never have been computed."""
+    shape = replace(CHUNKED, chunk=chunk, layers=1)
+    model, text = packed(shape, Format.FP32), tokens(shape, 310)
+    wanted = ReferenceModel(model.program, model.memory).logits(text)
+    with model.model(threads=2) as engine:
+        whole = all_logits(engine, engine.open(), text)
+        assert_same_bits(all_logits(engine, engine.open(), text, (chunk - 2, 5, 1, 1, 8)), whole)
+        skipped, first = engine.open(), 300 // chunk * chunk
+        engine.skip(skipped, text[:first])
+        assert_same_bits(all_logits(engine, skipped, text[first:]), whole[first:])
+    assert abs(whole - wanted).max() <= TOLERANCE[Format.FP32] * abs(wanted).max()
+
+
+@pytest.mark.parametrize("shape", [LLAMA, CHUNKED], ids=["llama", "chunked"])
+def test_truncated_rows_are_as_if_the_tokens_had_never_been(shape):
+    model = packed(shape, Format.W4A8)
+    text = tokens(shape, 70)
     with model.model() as engine:
         plain = all_logits(engine, engine.open(), text)
         row = engine.open()
-        engine.forward([NativeFeed(row, text[:37] + tokens(LLAMA, 30, seed=9))])
+        engine.forward([NativeFeed(row, text[:37] + tokens(shape, 30, seed=9))])
         engine.truncate(row, 37)
         assert engine.length(row) == 37
         assert_same_bits(all_logits(engine, row, text[37:]), plain[37:])

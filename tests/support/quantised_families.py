@@ -254,6 +254,7 @@ SIZES = {
     "hidden_size_per_layer_input": 32,
     "head_dim": 32,
     "intermediate_size": 192,
+    "intermediate_size_mlp": 96,
     "kv_lora_rank": 32,
     "moe_intermediate_size": 32,
     "prefix_dense_intermediate_size": 64,

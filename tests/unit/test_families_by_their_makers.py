@@ -196,7 +196,7 @@ def test_a_base_of_rope_that_transformers_does_not_read_is_refused(tmp_path: Pat
         ({"no_rope_layers": [1, 0]}, r'cannot follow "no_rope_layers": \[1, 0\]'),
         ({"attention_chunk_size": None}, "in chunks of 0"),
         ({"layer_types": ["sliding_attention"] * 4}, 'cannot follow "layer_types"'),
-        ({"attn_temperature_tuning": 4}, '"attn_temperature_tuning" must be true or false, got 4'),
+        ({"attn_temperature_tuning": 3}, '"attn_temperature_tuning" must be true or false, got 3'),
     ],
 )
 def test_what_llama_4_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
@@ -204,7 +204,8 @@ def test_what_llama_4_does_not_do_is_refused(change: dict[str, Any], sentence: s
         build_program(said_by_transformers("llama4") | change, Format.BF16)
 
 
-def test_llama_4_s_factors_begin_a_position_before_each_step() -> None:
+@pytest.mark.parametrize("change", [{}, {"attn_temperature_tuning": 4}])
+def test_llama_4_s_factors_begin_a_position_before_each_step(change: dict[str, Any]) -> None:
     """log(1 + floor((position + 1) / 6)), of the layers without rope alone."""
-    ops = [op for op in build_program(said_by_transformers("llama4"), Format.BF16).ops if op.kind is Kind.SCALE]
+    ops = [op for op in build_program(said_by_transformers("llama4") | change, Format.BF16).ops if op.kind is Kind.SCALE]
     assert [(op.window, op.integer) for op in ops] == [(6, 1)] * 2

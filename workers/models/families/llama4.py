@@ -80,7 +80,9 @@ def _chunks(config: Config, turned: list[bool]) -> list[int]:
 
 def _factors(config: Config, context: int) -> tuple[tuple[float, ...], int] | None:
     """1 + scale * log(1 + k) from the position k * floor - 1 on, of queries without rope; None: no row grows so long."""
-    tuned, floor = config.flag("attn_temperature_tuning", True), config.size("floor_scale", 8192)
+    # transformers up to 5.3 wrote 4 for true.
+    tuned = config.get("attn_temperature_tuning") == 4 or config.flag("attn_temperature_tuning", True)
+    floor = config.size("floor_scale", 8192)
     scale = np.float32(config.number("attn_scale", 0.1))
     if not tuned or context < floor:
         return None
