@@ -434,21 +434,6 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 5, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
         | {"rope_parameters": MROPE},
     ),
-    "llama4": (
-        "llama4_text",
-        MIXTURE
-        | {"num_local_experts": 5, "num_experts_per_tok": 1, "intermediate_size": 40, "intermediate_size_mlp": 72}
-        | {"num_hidden_layers": 4, "head_dim": 24, "attention_chunk_size": 7, "interleave_moe_layer_step": 2}
-        | {"no_rope_layer_interval": 2, "floor_scale": 6, "attn_scale": 0.3, "attention_bias": True}
-        | _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
-    ),
-    "llama4-plain": (
-        "llama4_text",
-        MIXTURE
-        | {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 48, "intermediate_size_mlp": 72}
-        | {"num_hidden_layers": 4, "head_dim": 16, "attention_chunk_size": 20, "moe_layers": [0, 3], "use_qk_norm": False}
-        | {"attn_temperature_tuning": False, "tie_word_embeddings": True},
-    ),
     "olmoe": ("olmoe", MIXTURE | {"num_experts": 9, "num_experts_per_tok": 4, "intermediate_size": 40}),
     "gpt-oss": (
         "gpt_oss",
@@ -721,6 +706,21 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         MIXTURE
         | {"num_experts": 5, "intermediate_size": 40, "head_dim": 16, "rms_norm_eps": 1e-6, "sliding_window_pattern": 2}
         | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "tie_word_embeddings": False},
+    ),
+    "llama4": (
+        "llama4_text",
+        MIXTURE
+        | {"num_local_experts": 5, "num_experts_per_tok": 1, "intermediate_size": 40, "intermediate_size_mlp": 72}
+        | {"num_hidden_layers": 4, "head_dim": 24, "attention_chunk_size": 7, "interleave_moe_layer_step": 2}
+        | {"no_rope_layer_interval": 2, "floor_scale": 6, "attn_scale": 0.3, "attention_bias": True}
+        | _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
+    ),
+    "llama4-plain": (
+        "llama4_text",
+        MIXTURE
+        | {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 48, "intermediate_size_mlp": 72}
+        | {"num_hidden_layers": 4, "head_dim": 16, "attention_chunk_size": 20, "moe_layers": [0, 3], "use_qk_norm": False}
+        | {"attn_temperature_tuning": False, "tie_word_embeddings": True},
     ),
 }
 
