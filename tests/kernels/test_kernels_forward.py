@@ -357,6 +357,22 @@ def test_heads_that_make_no_sense_are_refused():
             Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
 
 
+def test_chunks_and_experts_without_weights_that_make_no_sense_are_refused():
+    model = packed(CHUNKED, Format.FP32)
+    ops = list(model.program.ops)
+    for kind, change, sentence in [
+        (Kind.ATTENTION, {"window": -(2**31)}, "a chunk of more tokens than a row has"),
+        (Kind.SCALE, {"integer": 2**31 - 1}, "factors of positions that no row has"),
+        (Kind.SCALE, {"integer": -1}, "scale takes one factor, or one for each column"),
+        (Kind.SCALE, {"window": 0, "integer": 2}, "scale takes one factor, or one for each column"),
+        (Kind.MIX, {"integer": 2}, "mix weighs products, or does not"),
+    ]:
+        at = next(index for index, op in enumerate(ops) if op.kind is kind)
+        changed = replace(ops[at], **change)
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
+
+
 def test_vectors_side_by_side_that_make_no_sense_are_refused():
     model = packed(SHAPES["streams"], Format.FP32)
     ops, widths = list(model.program.ops), model.program.buffers
@@ -396,7 +412,7 @@ def test_vectors_side_by_side_that_make_no_sense_are_refused():
         ),
         (at_cut, replace(cut, input=cut.input.part(0, 9)), "what is cut has 9 columns"),
         (columns, replace(ops[columns], integer=2), "scale takes one factor, or one for each column"),
-        (columns, replace(ops[columns], window=4), "factors by position come before select"),
+        (columns, replace(ops[columns], window=-4), "factors by position come before select"),
         (columns, replace(ops[columns], weight=one_factor), "scale needs a vector of factors"),
     ]:
         with pytest.raises(KernelError, match=sentence):
