@@ -360,13 +360,14 @@ def test_heads_that_make_no_sense_are_refused():
 def test_chunks_and_experts_without_weights_that_make_no_sense_are_refused():
     model = packed(CHUNKED, Format.FP32)
     ops = list(model.program.ops)
-    for kind, change, sentence in [
+    cases: list[tuple[Kind, dict[str, Any], str]] = [
         (Kind.ATTENTION, {"window": -(2**31)}, "a chunk of more tokens than a row has"),
         (Kind.SCALE, {"integer": 2**31 - 1}, "factors of positions that no row has"),
         (Kind.SCALE, {"integer": -1}, "scale takes one factor, or one for each column"),
         (Kind.SCALE, {"window": 0, "integer": 2}, "scale takes one factor, or one for each column"),
         (Kind.MIX, {"integer": 2}, "mix weighs products, or does not"),
-    ]:
+    ]
+    for kind, change, sentence in cases:
         at = next(index for index, op in enumerate(ops) if op.kind is kind)
         changed = replace(ops[at], **change)
         with pytest.raises(KernelError, match=sentence):
