@@ -28,6 +28,7 @@ from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.joined_experts import joined_matrix
 from outrider.workers.models.formats.matrix import Matrix
+from outrider.workers.models.formats.mlx import Mlx, as_transformers_names
 from outrider.workers.models.formats.other_names import HEAD, HEADS, names_of
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.section import KEY
@@ -144,7 +145,10 @@ class SafetensorsCheckpoint:
     ) -> None:
         self._path = path
         entries = read_entries(path, files)
-        self._raw = RawTensors(_of_language(entries) if seeing else entries)
+        entries = _of_language(entries) if seeing else entries
+        if isinstance(quantisation, Mlx):
+            entries = as_transformers_names(entries)
+        self._raw = RawTensors(entries)
         self._turned = turned
         self._entries = self._raw.entries
         self.quantisation = quantisation

@@ -30,7 +30,7 @@ use_flash_attn use_sdpa attn_implementation unsloth_version unsloth_fixed torchs
 output_router_logits router_aux_loss_coef router_jitter_noise output_past
 is_llama_config transformers.js_config neftune_noise_alpha
 pard_token ptd_token_id spd_type dflash_config
-quantization_config
+quantization_config quantization
 """
 # What checkpoints of before say of how texts are chosen changes no logit either, and is told (generation_settings.py).
 HARMLESS = frozenset(HARMLESS_NAMES.split()) | SETTINGS

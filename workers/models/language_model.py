@@ -130,6 +130,11 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """What a config.json of the language model alone would say; of any other model, what it says."""
     if not sees(values):
         return dict(values)
+    if values.get("quantization"):  # MLX's, whose tools for these have layouts of their own
+        raise ModelError(
+            f'{source}: "quantization" (MLX) of {quoted(values["model_type"])}, which sees or hears as well, is not read: '
+            "take this model in another format"
+        )
     stated = values.get("text_config")
     if stated is None:  # the first releases of some do not keep it apart
         stated = {key: value for key, value in values.items() if key != "model_type"}

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.mlx import KEY as OF_MLX
+from outrider.workers.models.formats.mlx import read_mlx
 from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.headers import quoted
 
@@ -76,6 +78,9 @@ NEEDS: dict[str, Needs] = {
 
 def check_library(config: Mapping[str, Any], source: str, device: str | None) -> None:
     """Refuse a quantised checkpoint that transformers would fail to run here and now, on the device where one is named."""
+    if config.get(OF_MLX):
+        read_mlx(config, source)  # refuses a family that the native engine does not read so either
+        raise ModelError(f"{source}: MLX's quantisation ({OF_MLX}) is not read by transformers; {NATIVE}")
     stated = _stated(config)
     if not stated:
         return

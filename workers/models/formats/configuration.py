@@ -10,6 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.compressed import GLOBAL_SCALE, FourBitFloats, PackedMatrix, PlainMatrix, Weights
 from outrider.workers.models.formats.matrix import Matrix, Parts
+from outrider.workers.models.formats.mlx import KEY as OF_MLX
+from outrider.workers.models.formats.mlx import read_mlx
 from outrider.workers.models.formats.modelopt import read_modelopt
 from outrider.workers.models.formats.mxfp4 import expert_matrix
 from outrider.workers.models.formats.packed_words import read_auto_round, read_awq, read_gptq
@@ -17,7 +19,7 @@ from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.section import KEY, Section, either, names_of_layer, pattern_of, refuse_kept_plain
 from outrider.workers.models.headers import quoted
 
-FORMATS = "awq (gemm), gptq, auto-round, compressed-tensors, fp8, mxfp4 and modelopt (fp8, nvfp4)"
+FORMATS = "awq (gemm), gptq, auto-round, compressed-tensors, fp8, mxfp4, modelopt (fp8, nvfp4) and MLX's"
 MXFP4, NVFP4, MXFP8 = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-quantized"
 PACKED, PLAIN = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized", MXFP8)
 # Of floats of four bits: the columns under one scale.
@@ -41,7 +43,9 @@ class Quantisation(Protocol):
 
 
 def read_quantisation(values: Mapping[str, Any], source: str) -> Quantisation | None:
-    """From a config.json's content; None where there is no ``quantization_config``."""
+    """From a config.json's content; None where there is no ``quantization_config``, nor MLX's ``quantization``."""
+    if values.get(OF_MLX):
+        return read_mlx(values, source)
     stated = values.get(KEY)
     if not stated:
         return None
@@ -58,7 +62,7 @@ def read_quantisation(values: Mapping[str, Any], source: str) -> Quantisation | 
         "modelopt": read_modelopt,
     }
     if method not in readers:
-        of_mlx = ", as MLX writes it" if {"bits", "group_size"} <= set(section.values) else ""
+        of_mlx = f', as MLX writes it, and no "{OF_MLX}" beside it' if {"bits", "group_size"} <= set(section.values) else ""
         found = f'"quant_method" {quoted(method)}' if method else f'no "quant_method"{of_mlx}'
         raise ModelError(f"{section.source} has {found}: of quantised checkpoints, {FORMATS} are read")
     return readers[method](section)

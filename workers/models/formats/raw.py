@@ -25,6 +25,7 @@ TYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(np.uint16),
     "F8_E4M3": np.dtype(np.uint8),
     "F8_E8M0": np.dtype(np.uint8),
+    "U32": np.dtype(np.uint32),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "U8": np.dtype(np.uint8),

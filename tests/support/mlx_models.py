@@ -1,0 +1,109 @@
+"""Tiny models as MLX keeps them: its layout written once more (mlx_fixtures.safetensors has the library's own)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from quantised_families import Layout, Packed, quantised, sizes_of, usual
+from quantised_models import Tensors, rewritten, set_config
+from tiny_models import tiny_model
+
+from outrider.kernels.quantised import E2M1
+
+MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+
+
+def words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Rows of codes as one number of many bits each, the first code lowest, cut into words."""
+    rows = []
+    for row in codes.tolist():
+        number = sum(code << (bits * place) for place, code in enumerate(row))
+        rows.append(np.frombuffer(number.to_bytes(bits * len(row) // 8, "little"), np.uint32))
+    return torch.from_numpy(np.stack(rows))
+
+
+def affine(bits: int, group: int = 32, dtype: torch.dtype = torch.bfloat16) -> Callable[[str, torch.Tensor], Packed]:
+    """The end of a group that is farther from zero is a number that can be had, and so is zero: scales may be negative."""
+
+    def pack(module: str, matrix: torch.Tensor) -> Packed:
+        groups, most = matrix.unflatten(1, (-1, group)), (1 << bits) - 1
+        low, high = groups.amin(2), groups.amax(2)
+        lower = low.abs() > high.abs()
+        scales = ((high - low) / most).clamp(min=1e-7)
+        scales, edge = torch.where(lower, scales, -scales), torch.where(lower, low, high)
+        steps = (edge / scales).round()
+        scales = torch.where(steps != 0, edge / steps, scales).to(dtype)
+        biases = torch.where(steps == 0, 0, edge).to(dtype)
+        scale, bias = scales.float()[..., None], biases.float()[..., None]
+        codes = ((groups - bias) / scale).round().clamp(0, most)
+        parts = {"weight": words(codes.flatten(1).long(), bits), "scales": scales, "biases": biases}
+        return parts, (codes * scale + bias).flatten(1)
+
+    return pack
+
+
+def of_floats(mode: str) -> Callable[[str, torch.Tensor], Packed]:
+    bits, group = MODES[mode]
+
+    def pack(module: str, matrix: torch.Tensor) -> Packed:
+        groups = matrix.unflatten(1, (-1, group))
+        largest = groups.abs().amax(2) / (448 if bits == 8 else 6)
+        if mode == "nvfp4":
+            stored = largest.to(torch.float8_e4m3fn)
+            scales, stored = stored.float(), stored.view(torch.uint8)
+        else:
+            exponents = largest.clamp(min=1e-30).log2().ceil().clamp(-126, 127)
+            scales, stored = exponents.exp2(), (exponents + 127).to(torch.uint8)
+        apart = groups / scales.clamp(min=1e-30)[..., None]
+        if bits == 8:
+            values = apart.to(torch.float8_e4m3fn)
+            codes, numbers = values.view(torch.uint8), values.float()
+        else:
+            of_values = torch.from_numpy(E2M1)
+            codes = (apart[..., None] - of_values).abs().argmin(-1)
+            numbers = of_values[codes]
+        return {"weight": words(codes.flatten(1), bits), "scales": stored}, (numbers * scales[..., None]).flatten(1)
+
+    return pack
+
+
+SINGLE = re.compile(r"(.*?)(\.experts)\.(\d+)\.(\w+)\.(\w+)")
+OURS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def as_mlx_has_it(tensors: Tensors) -> Tensors:
+    """What mlx-lm makes of transformers' names on converting."""
+    found, apart = {}, {}
+    for name, value in tensors.items():
+        single = SINGLE.fullmatch(name)
+        if single is not None:
+            block, _, number, matrix, part = single.groups()
+            apart.setdefault(f"{block}.switch_mlp.{OURS.get(matrix, matrix)}.{part}", {})[int(number)] = value
+        elif name.endswith("conv.conv.weight"):
+            found[name] = value.transpose(1, 2)
+        else:
+            found[name] = value
+    stacked = {name: torch.stack([values[each] for each in sorted(values)]) for name, values in apart.items()}
+    return found | stacked
+
+
+def mlx_model(
+    path: Path,
+    name: str,
+    pack: Callable[[str, torch.Tensor], Packed],
+    settings: dict[str, Any],
+    chosen: Callable[[str], bool] = usual,
+    changes: dict[str, Any] | None = None,
+) -> Path:
+    """The checkpoint; that of its numbers, by transformers' names, lies beside it as "plain"."""
+    model = tiny_model(name, **(sizes_of(name) | (changes or {})))
+    model.save_pretrained(path / "model")
+    assert quantised(path / "model", path / "plain", Layout(pack, {}), chosen)
+    rewritten(path / "model", as_mlx_has_it)
+    set_config(path / "model", quantization=settings, quantization_config=settings)
+    return path / "model"

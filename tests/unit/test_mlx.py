@@ -1,0 +1,182 @@
+"""Checkpoints that MLX has quantised, against its own library's words, and against transformers on their numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mlx_models import affine, mlx_model, of_floats
+from native_models import open_native
+from quantised_families import stored, usual
+from quantised_models import rewritten, set_config
+from safetensors.numpy import load_file
+from test_quantised_families import check
+
+from outrider.workers.errors import ModelError
+from outrider.workers.messages import ModelSpec
+from outrider.workers.models.formats.configuration import read_quantisation
+from outrider.workers.models.formats.matrix import Parts
+from outrider.workers.models.formats.mlx import MlxMatrix
+from outrider.workers.models.formats.raw import RawTensors
+from outrider.workers.models.headers import read_entries
+from outrider.workers.models.language_model import language_config
+from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.model_info import read_model_info
+from outrider.workers.models.opening import check_weights, native_supports, open_model
+from outrider.workers.models.quantisation_libraries import check_library
+from outrider.workers.precisions import PRECISIONS
+
+FIXTURES = Path(__file__).parents[1] / "support" / "mlx_fixtures.safetensors"
+HELD = load_file(FIXTURES)
+FOUR = {"group_size": 32, "bits": 4, "mode": "affine"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(".")[0] for name in HELD}))
+def test_words_are_what_the_library_makes_of_them(name: str) -> None:
+    raw = RawTensors(read_entries(FIXTURES.parent, [FIXTURES]))
+    expected = HELD[f"{name}.expected"]
+    matrix = MlxMatrix.of(Parts(raw, name, "mlx"), expected.shape)
+    for start, stop in ((0, len(expected)), (1, 3)):
+        np.testing.assert_array_equal(matrix.rows(start, stop).dequantise(), expected[start:stop])
+    raw.close()
+
+
+def with_the_embedding(module: str) -> bool:
+    return usual(module) or module == "model.embed_tokens"
+
+
+@pytest.mark.parametrize(("bits", "group", "dtype"), [(3, 32, torch.float32), (4, 64, torch.bfloat16)])
+def test_affine_codes_are_what_they_stand_for(bits: int, group: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The embedding, which is the head as well, among them."""
+    settings = {"group_size": group, "bits": bits}
+    sizes = {"tie_word_embeddings": True, "hidden_size": 192}
+    model = mlx_model(tmp_path, "llama", affine(bits, group, dtype), settings, with_the_embedding, sizes)
+    check(model, kept="bf16")
+    assert read_model_info(str(model)).made_for == "bf16"
+    said = open_model(ModelSpec(str(model), "native", "bf16", threads=1)).numeric_path["weights"]
+    assert said.startswith(f"dequantised from mlx, {bits} bits, groups of {group} (")
+    with pytest.raises(ModelError, match=r"cannot be kept as its format has it: .*; --precision bf16 runs it"):
+        check_weights(str(model), "native", precision="w4a8")
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+def test_affine_codes_of_which_the_kernels_have_the_layout_may_stay(bits: int, tmp_path: Path) -> None:
+    """In groups of 32 with scales in fp16, which may be negative."""
+    settings = {"group_size": 32, "bits": bits}
+    model = mlx_model(tmp_path, "llama", affine(bits, 32, torch.float16), settings, with_the_embedding)
+    assert any((part < 0).any() for name, part in stored(model).items() if name.endswith("scales"))
+    check(model)
+    assert lay_out(model, PRECISIONS["w8af32"]).program.weights[0].storage is not None
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "granite-moe", "lfm2"])
+def test_experts_lie_together_and_taps_turned_round(name: str, tmp_path: Path) -> None:
+    check(mlx_model(tmp_path, name, affine(4), FOUR), kept="bf16")
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "deepseek_v3", "gpt_oss", "lfm2_moe", None])
+def test_families_that_mlx_changes_are_refused(family: str | None) -> None:
+    said = f"how MLX keeps a model of type {family!r} is not known here: take it in another format"
+    with pytest.raises(ModelError, match=said):
+        read_quantisation({"model_type": family, "quantization": FOUR}, "config.json")
+    with pytest.raises(ModelError, match=said):
+        check_library({"model_type": family, "quantization": FOUR}, "config.json", None)
+
+
+def test_models_that_see_are_refused() -> None:
+    values = {"model_type": "qwen2_5_vl", "quantization": FOUR, "text_config": {"model_type": "qwen2"}}
+    with pytest.raises(ModelError, match=r'"quantization" .MLX. of .qwen2_5_vl., which sees or hears as well, is not read'):
+        language_config(values, "config.json")
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
+def test_floats_of_four_and_eight_bits(mode: str, tmp_path: Path) -> None:
+    model = mlx_model(
+        tmp_path, "qwen3-moe", of_floats(mode), {"group_size": 16 if mode == "nvfp4" else 32, "bits": 4, "mode": mode}
+    )
+    check(model, kept="w8af32" if mode == "mxfp4" else "bf16")
+    assert read_model_info(str(model)).made_for == ("w4abf16" if mode == "mxfp4" else "bf16")
+
+
+def test_layers_may_be_quantised_in_ways_of_their_own(tmp_path: Path) -> None:
+    """As mlx-lm writes a mixture of bits, its router in eight and a layer as it was."""
+    four, eight, floats = affine(4), affine(8), of_floats("mxfp4")
+
+    def pack(module: str, matrix: torch.Tensor) -> Any:
+        return (eight if module.endswith(("mlp.gate", "lm_head")) else floats if ".experts." in module else four)(
+            module, matrix
+        )
+
+    def chosen(module: str) -> bool:
+        return (usual(module) or module.endswith(("mlp.gate", "lm_head"))) and not module.endswith("0.self_attn.o_proj")
+
+    of_floats_said = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    layers = {f"model.layers.{layer}.mlp.gate": {"group_size": 32, "bits": 8} for layer in range(3)}
+    layers |= {
+        f"model.layers.{layer}.mlp.switch_mlp.{matrix}_proj": of_floats_said
+        for layer in range(3)
+        for matrix in ("gate", "up", "down")
+    }
+    settings = FOUR | layers | {"model.layers.0.self_attn.o_proj": False, "lm_head": {"group_size": 32, "bits": 8}}
+    model = mlx_model(tmp_path, "qwen3-moe", pack, settings, chosen, {"tie_word_embeddings": False})
+    check(model, kept="bf16")
+    for name, said in {
+        "lm_head": {"group_size": 64, "bits": 6},
+        "model.layers.1.mlp.switch_mlp.up_proj": {"group_size": 16, "bits": 4},
+        "model.layers.1.self_attn.q_proj": False,
+    }.items():
+        set_config(model, quantization=settings | {name: said})
+        with pytest.raises(
+            ModelError, match=r'is quantised, "quantization" says that it is not|"quantization" says otherwise'
+        ):
+            check_weights(str(model), "native", precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"group_size": 64}, 'has no "group_size" and "bits"'),
+        (FOUR | {"mode": "mxfp6"}, '"mode": .mxfp6.; affine, mxfp4, nvfp4, mxfp8 are known'),
+        (FOUR | {"rotated": 3}, ".rotated., which is not known here"),
+        (FOUR | {"lm_head": {"bits": 4, "group_size": 64, "global_scale": True}}, "has .global_scale., which is not known"),
+        ([4], "must be an object"),
+    ],
+)
+def test_settings_that_are_not_known_are_refused(settings: Any, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        read_quantisation({"model_type": "llama", "quantization": settings}, "config.json")
+
+
+def test_what_lies_otherwise_is_refused(tmp_path: Path) -> None:
+    model = mlx_model(tmp_path, "llama", affine(4), FOUR)
+    whole = stored(model)
+    name = "model.layers.0.self_attn.q_proj"
+    for changed, said in (
+        ({f"{name}.weight": whole[f"{name}.weight"][:, :-1]}, "words and 3 groups in a row, which 96 columns do not fill"),
+        ({f"{name}.biases": whole[f"{name}.biases"].float()}, r"biases. \(mlx\) must be of type BF16, it is F32"),
+        ({f"{name}.scales": whole[f"{name}.scales"] * torch.nan}, "holds a scale that is not a finite number"),
+    ):
+        rewritten(model, lambda tensors, changed=changed: whole | changed)
+        with pytest.raises(ModelError, match=said):
+            open_native(model, "bf16")
+
+
+def test_only_the_native_engine_reads_them(tmp_path: Path) -> None:
+    model = mlx_model(tmp_path, "llama", affine(4), FOUR)
+    assert native_supports(str(model)) is None
+    config = json.loads((model / "config.json").read_text())
+    for without in ((), ("quantization_config",)):
+        (model / "config.json").write_text(json.dumps({key: value for key, value in config.items() if key not in without}))
+        with pytest.raises(
+            ModelError, match=r"MLX's quantisation .quantization. is not read by transformers; .* leave out --engine hf"
+        ):
+            check_weights(str(model), "hf")
