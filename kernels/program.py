@@ -94,9 +94,11 @@ class Cache(IntEnum):
     def element_bytes(self) -> int:
         return {Cache.BF16: 2, Cache.FP32: 4, Cache.INT8: 1}[self]
 
-    def token_bytes(self, kv_heads: int, head_size: int, value_size: int) -> int:
-        """Of a layer's keys and values: in 8 bits each vector has a scale, and values lie in whole vector registers."""
-        values = -(-value_size // CACHE_LANES) * CACHE_LANES
+    def token_bytes(self, op: Op) -> int:
+        """Of a layer's keys and values: in 8 bits each vector has a scale, and values lie in whole vector registers. There
+        values that are columns of the keys are kept as these, with a scale of their own."""
+        kv_heads, head_size = op.kv_heads, op.head_size
+        values = 0 if op.value_in_key and self is Cache.INT8 else -(-op.value_size // CACHE_LANES) * CACHE_LANES
         scales = 8 if self is Cache.INT8 else 0
         return kv_heads * ((head_size + values) * self.element_bytes + scales)
 
@@ -296,9 +298,10 @@ class Op:
 
     @property
     def value_in_key(self) -> bool:
-        """Of attention: whether the values are columns of the keys."""
+        """Of attention: whether the values are the last columns of the only head's keys."""
         key, value = self.key, self.value
-        return key.buffer == value.buffer and key.offset <= value.offset < key.offset + key.width
+        ends = key.offset + key.width == value.offset + value.width
+        return self.kv_heads == 1 and key.buffer == value.buffer and value.width < key.width and ends
 
     @property
     def reads(self) -> tuple[Slice, ...]:
@@ -365,7 +368,7 @@ class Program:
     @property
     def token_bytes(self) -> int:
         """What a token of a row takes in the cache of keys and values; states of a row, which do not grow, apart."""
-        return sum(self.cache.token_bytes(op.kv_heads, op.head_size, op.value_size) for op in self.caches)
+        return sum(self.cache.token_bytes(op) for op in self.caches)
 
     @property
     def handed_out(self) -> int:

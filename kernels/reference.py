@@ -124,7 +124,10 @@ class ReferenceModel:
         if self.program.cache is Cache.BF16:
             key, value = _bf16(key), _bf16(value)
         elif self.program.cache is Cache.INT8:
-            x, key = (quantised_activations(each, op.head_size) for each in (x, key))
+            if op.value_in_key:
+                x, key = (_in_two_parts(each, op.head_size, op.value_size) for each in (x, key))
+            else:
+                x, key = (quantised_activations(each, op.head_size) for each in (x, key))
             value = quantised_activations(value, op.value_size)
         sinks = self.weights[op.weight][0] if op.weight >= 0 else None
         return _attention(op, x, key, value, sinks, whole=self.program.cache is Cache.INT8)
@@ -333,6 +336,13 @@ def _rope(op: Op, x: Array, frequencies: Array) -> Array:
     first, second, rest = heads[:, :, :half], heads[:, :, half : 2 * half], heads[:, :, 2 * half :]
     turned = (first * cosine - second * sine, second * cosine + first * sine, rest)
     return np.concatenate(turned, axis=2).reshape(x.shape)
+
+
+def _in_two_parts(x: Array, head_size: int, value_size: int) -> Array:
+    """As int8: of each head the columns before those that are values too have a scale, and these have one."""
+    before, shared = np.split(x.reshape(-1, head_size), [head_size - value_size], axis=1)
+    parts = [quantised_activations(part, part.shape[1]) for part in (before, shared)]
+    return np.concatenate(parts, axis=1).reshape(x.shape)
 
 
 def _whole_weights(weights: Array, scales: Array) -> Array:

@@ -47,7 +47,7 @@ int32_t Engine::plan_cache(int layers, int64_t limit) {
     }
     first = &op;
     layer.key_bytes = kBlockTokens * static_cast<int64_t>(op.head_size) * element + 2 * scales;
-    layer.value_bytes = kBlockTokens * round_up(value_size(op), kLanes) * element;
+    layer.value_bytes = scales && value_in_key(op) ? 0 : kBlockTokens * round_up(value_size(op), kLanes) * element;
     layer.keys = block_bytes;
     layer.values = layer.keys + layer.key_bytes * op.kv_heads;
     block_bytes = layer.values + layer.value_bytes * op.kv_heads;

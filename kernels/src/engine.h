@@ -44,6 +44,12 @@ struct RowState {
 // Columns of a head's values, which may be others than those of its keys.
 inline int32_t value_size(const outrider_op &op) { return op.value.width / op.kv_heads; }
 
+// Whether the values are the last columns of the only head's keys: in int8 they are kept once then, as these.
+inline bool value_in_key(const outrider_op &op) {
+  return op.kv_heads == 1 && op.key.buffer == op.value.buffer && op.value.width < op.key.width &&
+         op.key.offset + op.key.width == op.value.offset + op.value.width;
+}
+
 // Sines and cosines of one set of frequencies, for every token of the batch.
 struct Rotation {
   int32_t weight, long_weight;

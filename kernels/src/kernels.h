@@ -20,7 +20,8 @@ constexpr int kBlockTokens = 32;   // tokens in one block of the cache
 constexpr int kMostTaps = 16;      // of a convolution: the tokens that it is over
 constexpr int kChunkTokens = 256;  // keys whose softmax is computed at once; the order of summation depends on it
 
-// Behind a head's keys in a block of int8 a scale for each token, and as many for its values.
+// Behind a head's keys in a block of int8 a scale for each token, and as many for its values. Where values are the last columns of
+// keys and kept with them, the first scales are those of the columns before, the second those of the values.
 constexpr int64_t kScaleBytes = 4 * kBlockTokens;
 
 // Units are compiled with flags of their own: what they share is static, or the linker would keep one unit's copy for all.
@@ -248,7 +249,8 @@ static constexpr int64_t scale_bytes(int cache_format) { return cache_format == 
 // Keys and values are asked for line by line, so each begins with one.
 static_assert(kScaleBytes % 64 == 0, "scales have to fill whole lines");
 
-// One layer of one kv head in the blocks of one row: base[i] + offset is block i.
+// One layer of one kv head in the blocks of one row: base[i] + offset is block i. value_bytes is 0 in int8 where the values are the
+// keys' last columns, of the only head: they are kept as these then.
 struct CacheView {
   char *const *blocks;
   int64_t key_offset;    // bytes from a block's start to this layer's and head's keys
@@ -257,6 +259,8 @@ struct CacheView {
   int64_t value_bytes;
   int32_t format;  // outrider_cache
 };
+
+static inline bool kept_once(const CacheView &cache) { return cache.value_bytes == 0; }
 
 // Queries of one kv head, or of some that follow each other, that are worked on together.
 struct Attend {

@@ -81,7 +81,7 @@ void AttentionBeside::claim() {
       const char *const keys = block + layer.keys + head * layer.key_bytes;
       const char *const values = block + layer.values + head * layer.value_bytes;
       batch_->areas[areas++] = {keys, keys + heads * layer.key_bytes};
-      batch_->areas[areas++] = {values, values + heads * layer.value_bytes};
+      if (layer.value_bytes) batch_->areas[areas++] = {values, values + heads * layer.value_bytes};
       bytes += heads * (layer.key_bytes + layer.value_bytes);
     }
   }

@@ -108,6 +108,23 @@ inline float fold_max(F x) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 inline int32_t fold_add_i(I x) { return _mm512_reduce_add_epi32(x); }
+// Of each of four vectors the sum of its quarters, one after the other.
+inline I fold_quarters(const I *x) {
+  const auto halves = [](I a, I b) { return add_i(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xEE)); };
+  const I a = halves(x[0], x[1]), b = halves(x[2], x[3]);
+  return add_i(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
+}
+// Of every four words the first bytes, then the second ones, and so on.
+#define OUTRIDER_TURNS_FOURS
+inline I turn_fours(I x) {
+  const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(order));
+}
+// Each of four words four times.
+inline I each_four_times(const char *p) {
+  const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  return _mm512_permutexvar_epi32(order, _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+}
 
 // The fp16 numbers in the low halves of the lanes.
 inline F from_half(I x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }

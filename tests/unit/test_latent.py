@@ -14,7 +14,7 @@ from tiny_models import LATENT, tiny_model
 
 from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Cache, Format, Kind, Program
-from outrider.workers.errors import UsageError
+from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Row, Sampling
 from outrider.workers.models.families import build_program
 from outrider.workers.models.memory_of_program import memory_of_program
@@ -39,7 +39,7 @@ def program_of(model_type: str, **sizes: Any) -> Program:
 
 @pytest.mark.parametrize(("model_type", "heads"), [("youtu", 16), ("deepseek_v3", 128)])
 def test_a_token_takes_one_vector_whatever_the_number_of_heads(model_type: str, heads: int) -> None:
-    """At published sizes: 576 numbers as a key, 512 of them as a value, in bf16 2,176 bytes a layer."""
+    """At published sizes: 576 numbers as a key, 512 of them as a value: in bf16 2,176 bytes a layer, in int8, once, 584."""
     experts = (
         {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_group": 1, "topk_group": 1}
         if model_type == "deepseek_v3"
@@ -56,6 +56,7 @@ def test_a_token_takes_one_vector_whatever_the_number_of_heads(model_type: str, 
         **experts,
     )
     assert program.token_bytes == program.layers * 2176
+    assert replace(program, cache=Cache.INT8).token_bytes == program.layers * (576 + 2 * 4)
     assert memory_of_program(program, 1).token == program.token_bytes
     # Each head's part of kv_b_proj multiplies its queries, the other what it has gathered.
     made = [(op.input.width, op.output.width) for op in program.ops if op.kind is Kind.HEADS]
@@ -113,12 +114,50 @@ def test_assisted_text_is_plain_text_whatever_the_batch(name: str, precision: st
     assert verifier.counters.accepted > 0 and verifier.counters.proposed > verifier.counters.accepted
 
 
-def test_a_vector_is_not_rounded_to_8_bits(tmp_path: Path) -> None:
-    """Its part with rope and the other are not of one size. A draft, of which no text depends, keeps it as it is."""
+def opened_with(path: Path, precision: str, cache: Cache, threads: int = 1) -> NativeEngine:
+    spec = ModelSpec(str(path), "native", precision, threads=threads, cache_precision=cache.name.lower())
+    opened = open_model(spec)
+    assert opened.numeric_path["attention"] == "of latent vectors, kept once"
+    assert opened.numeric_path["cache"] == "int8, weighed in whole numbers"
+    assert isinstance(opened.engine, NativeEngine) and opened.engine.model.program.cache is cache
+    return opened.engine
+
+
+def test_in_8_bits_the_part_with_rope_has_a_scale_of_its_own(tmp_path: Path) -> None:
+    """Keys whose part with rope is 64 times as large give the same bits, where queries' is as much smaller."""
+    turned, plain, heads = LATENT["qk_rope_head_dim"], LATENT["qk_nope_head_dim"], LATENT["num_attention_heads"]
+    model = tiny_model("youtu-wide")
+    model.save_pretrained(tmp_path / "as it is")
+    weights = model.state_dict()
+    for name, tensor in weights.items():
+        if name.endswith("kv_a_proj_with_mqa.weight"):
+            tensor[-turned:] *= 64
+        if name.endswith("q_b_proj.weight"):
+            tensor.view(heads, plain + turned, -1)[:, plain:] /= 64
+    model.save_pretrained(tmp_path / "scaled")
+    before, found = (logits(opened_with(tmp_path / name, "fp32", Cache.INT8)) for name in ("as it is", "scaled"))
+    np.testing.assert_array_equal(before, found)
+    wanted = logits(open_native(tmp_path / "scaled", "fp32"))
+    assert 0 < abs(found - wanted).max() < 0.02 * abs(wanted).max()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "w4a8"])
+def test_in_8_bits_too_nothing_beside_a_row_changes_its_bits(precision: str, tmp_path: Path) -> None:
+    save("deepseek-v3", tmp_path)
+    whole = logits(opened_with(tmp_path, precision, Cache.INT8))
+    assert not np.array_equal(whole, logits(open_native(tmp_path, precision)))
+    engine = opened_with(tmp_path, precision, Cache.INT8, threads=2)
+    np.testing.assert_array_equal(whole, logits(engine, pieces=(1, 7, 2, 1)))
+    model, half = engine.model, len(TOKENS) // 2
+    rows = [model.open(Sampling(), len(TOKENS)) for _ in range(5)]
+    model.forward([NativeFeed(row, TOKENS[number : number + half], logits=1) for number, row in enumerate(rows)])
+    others = [NativeFeed(row, TOKENS[:3], choose=3, branches=((1, 5), (2, 9))) for row in rows[1:]]
+    left = TOKENS[half:]
+    found = model.forward([NativeFeed(rows[0], left, logits=len(left), branches=((4, 11),)), *others])[0]
+    np.testing.assert_array_equal(whole[half:], found.logits)
+
+
+def test_a_draft_whose_products_are_of_integers_keeps_the_vector_in_8_bits(tmp_path: Path) -> None:
     save("youtu-wide", tmp_path)
-    spec = ModelSpec(str(tmp_path), "native", "w8a8", threads=1)
-    with pytest.raises(UsageError, match="keeps one vector a token for the keys and values of all heads, which is not"):
-        open_model(replace(spec, cache_precision="int8"))
-    draft = open_model(replace(spec, small_cache=True))
-    assert draft.engine.model.program.cache is Cache.BF16  # type: ignore[attr-defined]
-    assert draft.numeric_path["attention"] == "of latent vectors"
+    draft = open_model(ModelSpec(str(tmp_path), "native", "w8a8", threads=1, small_cache=True))
+    assert draft.engine.model.program.cache is Cache.INT8  # type: ignore[attr-defined]

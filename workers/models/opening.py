@@ -153,7 +153,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     if program.cache is Cache.INT8:
         path["cache"] = "int8, weighed in whole numbers"
     if _is_latent(program):
-        path["attention"] = "of latent vectors"
+        path["attention"] = "of latent vectors" + (", kept once" if program.cache is Cache.INT8 else "")
     if LARGEST_BESIDE_INT4 in {largest_activation(each) for each in program.weights if each.format is Format.W4A8}:
         path["activations"] = f"int8 up to {LARGEST_BESIDE_INT4} beside codes of 4 bits"
     if not program.integer:
@@ -172,14 +172,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
 
 
 def with_cache(program: Program, spec: ModelSpec) -> Program:
-    # A vector has one scale. Where values are a part of it the other, with rope, may be many times as large.
-    latent = _is_latent(program)
-    if latent and spec.cache_precision == "int8":
-        raise UsageError(
-            f"--cache-precision: {spec.path} keeps one vector a token for the keys and values of all heads, which is not "
-            "rounded to 8 bits; leave it out"
-        )
-    small = spec.cache_precision == "int8" or (spec.small_cache and program.integer and not latent)
+    small = spec.cache_precision == "int8" or (spec.small_cache and program.integer)
     return replace(program, cache=Cache.INT8) if small else program
 
 
