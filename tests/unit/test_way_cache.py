@@ -71,7 +71,7 @@ def test_a_refusal_is_remembered_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_way_of_quantising_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", "llama")
     for method, said in (
-        ("another", "'another', which transformers does not know either: it would .*; take this model in another format"),
+        ("another", "'another', which transformers does not know: it would .*; take this model in another format"),
         ("intel/auto-round", "'intel/auto-round', which transformers does not know: it would .*: leave out --engine hf"),
         ("modelopt", "'modelopt', which transformers does not know: it would .*; the native engine reads it"),
     ):

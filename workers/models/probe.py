@@ -108,8 +108,8 @@ def _check_quantised(config: PretrainedConfig) -> None:
         method = stated["quant_method"]
         native = isinstance(method, str) and NEEDS.get(method, Needs()).native
         raise ModelError(
-            f'its {KEY} has "quant_method" {quoted(method)}, which transformers does not know'
-            f"{'' if native else ' either'}: it would read the codes without their scales; "
+            f'its {KEY} has "quant_method" {quoted(method)}, which transformers does not know: it would read the codes '
+            "without their scales; "
             f"{NATIVE if native else ELSEWHERE}"
         )
 
