@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,10 @@ def test_layers_may_be_quantised_in_ways_of_their_own(tmp_path: Path) -> None:
     def chosen(module: str) -> bool:
         return (usual(module) or module.endswith(("mlp.gate", "lm_head"))) and not module.endswith("0.self_attn.o_proj")
 
-    of_floats_said = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
-    layers = {f"model.layers.{layer}.mlp.gate": {"group_size": 32, "bits": 8} for layer in range(3)}
+    of_floats_said: dict[str, object] = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    layers: dict[str, dict[str, object]] = {
+        f"model.layers.{layer}.mlp.gate": {"group_size": 32, "bits": 8} for layer in range(3)
+    }
     layers |= {
         f"model.layers.{layer}.mlp.switch_mlp.{matrix}_proj": of_floats_said
         for layer in range(3)
@@ -156,6 +159,10 @@ def test_settings_that_are_not_known_are_refused(settings: Any, said: str) -> No
         read_quantisation({"model_type": "llama", "quantization": settings}, "config.json")
 
 
+def _all_with(tensors: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return stored | tensors
+
+
 def test_what_lies_otherwise_is_refused(tmp_path: Path) -> None:
     model = mlx_model(tmp_path, "llama", affine(4), FOUR)
     whole = stored(model)
@@ -165,7 +172,7 @@ def test_what_lies_otherwise_is_refused(tmp_path: Path) -> None:
         ({f"{name}.biases": whole[f"{name}.biases"].float()}, r"biases. \(mlx\) must be of type BF16, it is F32"),
         ({f"{name}.scales": whole[f"{name}.scales"] * torch.nan}, "holds a scale that is not a finite number"),
     ):
-        rewritten(model, lambda tensors, changed=changed: whole | changed)
+        rewritten(model, partial(_all_with, whole | changed))
         with pytest.raises(ModelError, match=said):
             open_native(model, "bf16")
 
