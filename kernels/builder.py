@@ -530,7 +530,7 @@ class Builder:
         if products.width != chosen * _rounded(width):
             raise ValueError(f"{chosen} products of {width} columns in {products.width}")
         op = Op(Kind.MIX, products, key=route, residual=residual or ABSENT, output=output, kv_heads=chosen, scale=scale)
-        self._ops.append(op if weighed else replace(op, integer=1))
+        self._ops.append(replace(op, integer=0 if weighed else 1))
         return output
 
     def gate(
