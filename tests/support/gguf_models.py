@@ -147,8 +147,20 @@ def mostly(type_: str, otherwise: str = "Q8_0") -> Choose:
 
 def write_gguf(source: Path, out: Path, choose: Choose, architecture: str = "llama", **more: Any) -> Path:
     """``more`` are further keys of metadata."""
+    return write_with(gguf.GGUFWriter(str(out), architecture), source, out, choose, architecture, **more)
+
+
+def write_split(source: Path, out: Path, choose: Choose, tensors: int, first_is_small: bool) -> list[Path]:
+    """In files of so many tensors, as the library cuts them and names them: a first one that is small has none."""
+    writer = gguf.GGUFWriter(str(out), "llama", split_max_tensors=tensors, small_first_shard=first_is_small)
+    write_with(writer, source, out, choose)
+    return sorted(out.parent.glob(f"{out.stem}-*-of-*{out.suffix}"))
+
+
+def write_with(
+    writer: gguf.GGUFWriter, source: Path, out: Path, choose: Choose, architecture: str = "llama", **more: Any
+) -> Path:
     config = json.loads((source / "config.json").read_text())
-    writer = gguf.GGUFWriter(str(out), architecture)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])

@@ -32,7 +32,7 @@ from outrider.workers.models.formats.gguf.blocks import TYPES, UNREAD
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.config import config_of
 from outrider.workers.models.formats.gguf.cuts import CUTS
-from outrider.workers.models.formats.gguf.file import read_gguf
+from outrider.workers.models.formats.gguf.file import read_file
 from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
 from outrider.workers.models.model_info import find, read_model_info
 from outrider.workers.models.opening import check_weights
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_what_it_says_is_refused_in_a_sentence(name: str, 
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError) as error:
-        read_gguf(path)
+        read_file(path)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -106,7 +106,7 @@ def test_no_cut_of_a_file_is_read_or_leads_elsewhere_than_to_a_sentence(tmp_path
     for end in [*range(0, 400, 7), len(whole) // 2, len(whole) - 1]:
         path.write_bytes(whole[:end])
         with pytest.raises(ModelError):
-            read_gguf(path)
+            read_file(path)
 
 
 def test_bytes_of_chance_lead_to_a_model_or_to_a_sentence(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_bytes_of_chance_lead_to_a_model_or_to_a_sentence(tmp_path: Path) -> Non
                 content[at : at + 8] = struct.pack("<Q", chosen.choice([0, 1, 255, 1 << 31, 1 << 40, (1 << 64) - 1]))
         path = tmp_path / f"{number}.gguf"
         path.write_bytes(content)
-        for read in (lambda path: config_of(read_gguf(path)), gguf_tokenizer):
+        for read in (lambda path: config_of(read_file(path)), gguf_tokenizer):
             try:
                 read(path)
             except ModelError as error:
@@ -130,13 +130,6 @@ def test_bytes_of_chance_lead_to_a_model_or_to_a_sentence(tmp_path: Path) -> Non
                 assert "\n" not in str(error)
         path.unlink()
     assert 30 < refused < 120
-
-
-def test_a_later_part_of_a_file_is_called_that(tmp_path: Path) -> None:
-    path = tmp_path / "model-00002-of-00003.gguf"
-    path.write_bytes(file_of([key("split.count", 2, struct.pack("<H", 3))], [tensor()]))
-    with pytest.raises(ModelError, match=r"is one of 3 parts: join them first"):
-        read_model_info(str(path))
 
 
 def test_types_are_named_as_the_library_names_them() -> None:
@@ -159,7 +152,7 @@ def small(path: Path, architecture: str = "llama", **more: Any) -> Path:
         ({"llama__expert_used_count": 2}, "'llama.expert_used_count': 2, which the native engine does not know"),
         ({"llama__attention__scale": 0.5}, "'llama.attention.scale'"),
         ({"llama__rope__scaling__type": "longrope"}, "lacks"),
-        ({"split__count": 3}, "one of 3 parts"),
+        ({"split__count": 3}, "is one of 3 files of a model, whose names"),
     ],
 )
 def test_metadata_that_is_not_honoured_is_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:

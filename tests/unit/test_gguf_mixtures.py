@@ -22,7 +22,7 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.config_file import read_config
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.cuts import CUTS
-from outrider.workers.models.formats.gguf.file import read_gguf
+from outrider.workers.models.formats.gguf.split import read_gguf
 from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
 from outrider.workers.models.model_info import read_model_info
 

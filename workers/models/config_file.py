@@ -8,7 +8,8 @@ from typing import Any
 from outrider.workers.models.files import read_json
 from outrider.workers.models.formats.configuration import Quantisation, read_quantisation
 from outrider.workers.models.formats.gguf.config import config_of
-from outrider.workers.models.formats.gguf.file import gguf_quantisation, is_gguf, read_gguf
+from outrider.workers.models.formats.gguf.file import gguf_quantisation, is_gguf
+from outrider.workers.models.formats.gguf.split import read_gguf
 from outrider.workers.models.language_model import language_config
 
 NAME = "config.json"

@@ -15,7 +15,8 @@ from outrider.workers.models.cached_numbers import cached_numbers
 from outrider.workers.models.config_file import NAME, config_path, quantisation_of, read_config
 from outrider.workers.models.digests import digest_of
 from outrider.workers.models.files import check_describing, holds_tokenizer, read_json, state_of
-from outrider.workers.models.formats.gguf.file import is_gguf, read_gguf
+from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.formats.gguf.split import files_of, read_gguf
 from outrider.workers.models.generation_settings import FILE, read_settings
 from outrider.workers.models.headers import INDEX, SINGLE, Outline, read_outline, safetensors_of
 from outrider.workers.models.heads import FAMILY, head_of, is_head
@@ -325,9 +326,9 @@ def _there(path: Path) -> list[Path]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files that hold the model: safetensors where it has any, else pickled ``.bin`` ones; or a GGUF file itself."""
+    """The files that hold the model: safetensors where it has any, else pickled ``.bin`` ones; or a GGUF model's own."""
     if is_gguf(path):
-        return [path]
+        return files_of(path)
     return safetensors_of(path) or sorted(path.glob("pytorch_model*.bin"))
 
 

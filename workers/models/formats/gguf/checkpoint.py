@@ -18,7 +18,7 @@ from outrider.workers.models.formats.gguf.architectures import architecture_of
 from outrider.workers.models.formats.gguf.architectures.left_out import further_layers
 from outrider.workers.models.formats.gguf.blocks import BY_NAME
 from outrider.workers.models.formats.gguf.config import config_of
-from outrider.workers.models.formats.gguf.file import gguf_quantisation, read_gguf
+from outrider.workers.models.formats.gguf.file import gguf_quantisation
 from outrider.workers.models.formats.gguf.keys_and_values import KeysAndValues, keys_and_values
 from outrider.workers.models.formats.gguf.matrix import GgufMatrix
 from outrider.workers.models.formats.gguf.metadata import Metadata
@@ -31,6 +31,7 @@ from outrider.workers.models.formats.gguf.names import (
     seen_otherwise,
     stored_name,
 )
+from outrider.workers.models.formats.gguf.split import read_gguf
 from outrider.workers.models.formats.raw import Array, RawTensors, to_float32
 from outrider.workers.models.headers import Entry, quoted
 

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.gguf.architectures import architecture_of
 from outrider.workers.models.formats.gguf.end_tokens import TOKENIZER, end_tokens
 from outrider.workers.models.formats.gguf.file import GgufFile
 from outrider.workers.models.formats.gguf.metadata import Metadata
-from outrider.workers.models.headers import quoted
 
-SPLIT = "split.count"
 # What of generation_config.json llama.cpp's converter keeps, by its names.
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 PENALTY = "general.sampling.penalty_repeat"
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    # Only the first part says what the model is.
-    if (parts := file.metadata.get(SPLIT, 1)) not in (0, 1):
-        raise ModelError(f"{file.path} is one of {quoted(parts)} parts: join them first (llama-gguf-split --merge)")
     metadata = Metadata(file)
     architecture = architecture_of(metadata)
     metadata.check_known(architecture.known)

@@ -87,12 +87,14 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
-def read_gguf(path: Path) -> GgufFile:
+def read_file(path: Path) -> GgufFile:
+    """What one file holds; of a model in several, split.py reads the others, too."""
     state = state_of(path)
     return _read(path, state.st_size, state.st_mtime_ns, state.st_ino)
 
 
-@lru_cache(maxsize=4)
+# A model in parts has many files.
+@lru_cache(maxsize=64)
 def _read(path: Path, size: int, changed: int, inode: int) -> GgufFile:
     check_written(path)
     reader = _Reader(path, size)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.gguf.cuts import CUTS, Cut
 from outrider.workers.models.formats.gguf.end_tokens import CONTROL, TOKENIZER, USER_DEFINED
-from outrider.workers.models.formats.gguf.file import read_gguf
+from outrider.workers.models.formats.gguf.split import read_gguf
 from outrider.workers.models.headers import quoted
 
 NORMAL, UNKNOWN = 1, 2
