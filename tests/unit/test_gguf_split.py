@@ -15,7 +15,7 @@ from quantised_models import save_small
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.gguf.split import files_of, read_gguf
-from outrider.workers.models.model_info import check_unchanged, read_model_info
+from outrider.workers.models.model_info import check_unchanged, find, read_model_info
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +113,8 @@ def test_files_may_be_links_as_in_a_cache_of_downloads(parts: list[Path], tmp_pa
         blob = shutil.move(part, tmp_path / f"blob{number}")
         (snapshot / part.name).symlink_to(blob)
     assert read_model_info(str(snapshot / parts[0].name)).weight_bytes > 0
+
+
+def test_a_directory_of_such_files_is_told_from_a_model(parts: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"has no config.json but GGUF files: name one of them, such as {parts[0]}"):
+        find(str(tmp_path))

@@ -95,7 +95,10 @@ def find(name: str, fetch: bool = True) -> Path:
         return _pocket(name)
     try:
         path = Path(name).expanduser()
-        if path.is_dir() or (is_gguf(path) and path.exists()):
+        if path.is_dir():
+            _refuse_several(path)
+            return path
+        if is_gguf(path) and path.exists():
             return path
         if path.is_symlink() and not path.exists():
             raise ModelError(f'the model directory "{name[:80]}" does not exist: it is a link to nowhere, or to itself')
@@ -112,6 +115,12 @@ def find(name: str, fetch: bool = True) -> Path:
             )
         raise ModelError(f'the model directory "{name}" does not exist')
     return _from_hub(hub_id(name), fetch)
+
+
+def _refuse_several(path: Path) -> None:
+    """A directory of GGUF files: each is a model, or the part of one, and which is meant only the user knows."""
+    if not os.path.lexists(path / NAME) and (found := sorted(filter(is_gguf, path.glob("*")))):
+        raise ModelError(f"{path} has no {NAME} but GGUF files: name one of them, such as {found[0]}")
 
 
 def _pocket(name: str) -> Path:
