@@ -26,6 +26,7 @@ from outrider.runner.options.option import flag_of
 from outrider.workers.errors import JobError, JobHeldError, UsageError, first_line
 from outrider.workers.models.draft_names import WITH_TEXTS
 from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.hub_gguf import of_hub
 from outrider.workers.models.model_info import POCKETS
 
 Result = TypeVar("Result")
@@ -88,7 +89,7 @@ def absolute_model(name: str) -> str:
     model = name.removesuffix(next(filter(name.endswith, WITH_TEXTS), ""))
     try:
         path = Path(model).expanduser()
-        is_here = path.is_dir() or path.is_symlink() or is_gguf(path)
+        is_here = path.is_dir() or path.is_symlink() or (is_gguf(path) and of_hub(model) is None)
     except (OSError, RuntimeError):  # a name too long, or a home that nobody has: whoever opens it says so
         return name
     if model in POCKETS or not is_here:

@@ -48,7 +48,7 @@ class ModelOptions(OptionModel):
     model: Annotated[
         Name,
         Option(
-            help="Target: directory, hub id, short name or 'pocket'.",
+            help="Target: directory, GGUF file, hub id (of GGUF OWNER/NAME:TYPE), short name or 'pocket'.",
             decides_text=True,
             spellings=("-m", "--model_name"),
             metavar="MODEL",

@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from outrider.workers.errors import JobChangedError, ModelError, first_line
+from outrider.workers.errors import JobChangedError, ModelError
 from outrider.workers.models.cached_numbers import cached_numbers
 from outrider.workers.models.config_file import NAME, config_path, quantisation_of, read_config
 from outrider.workers.models.digests import digest_of
@@ -20,6 +21,8 @@ from outrider.workers.models.formats.gguf.split import files_of, read_gguf
 from outrider.workers.models.generation_settings import FILE, read_settings
 from outrider.workers.models.headers import INDEX, SINGLE, Outline, read_outline, safetensors_of
 from outrider.workers.models.heads import FAMILY, head_of, is_head
+from outrider.workers.models.hub import Wanted, from_hub
+from outrider.workers.models.hub_gguf import models_among, of_hub, told, wanted_of
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.language_model import texts_below
 from outrider.workers.models.size_check import check_fits
@@ -106,6 +109,9 @@ def find(name: str, fetch: bool = True) -> Path:
         raise ModelError(f'the model directory "{name[:80]}" does not exist: {error.strerror}') from None
     except RuntimeError as error:  # a home that nobody has
         raise ModelError(f'the model directory "{name[:80]}" does not exist: {error}') from None
+    if (of_gguf := of_hub(name)) is not None:
+        repository, choice = of_gguf
+        return from_hub(f"{repository}:{choice}", repository, wanted_of(repository, choice), fetch)
     if is_gguf(path):
         raise ModelError(f'the GGUF file "{name}" does not exist')
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
@@ -114,7 +120,8 @@ def find(name: str, fetch: bool = True) -> Path:
                 f"\"{name}\" is no model's directory and no GGUF file; give the directory of the model's files"
             )
         raise ModelError(f'the model directory "{name}" does not exist')
-    return _from_hub(hub_id(name), fetch)
+    name = hub_id(name)
+    return from_hub(name, name, Wanted(DESCRIBING, partial(_to_fetch, name), Path, _lacking, IN_FOLDERS), fetch)
 
 
 def _refuse_several(path: Path) -> None:
@@ -130,59 +137,15 @@ def _pocket(name: str) -> Path:
     return path
 
 
-def _from_hub(name: str, fetch: bool) -> Path:
-    from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    if constants.HF_HUB_CACHE.startswith("~"):  # of a user whom the system does not know, as containers have them
+def _to_fetch(name: str, published: Sequence[str]) -> list[str]:
+    """What describes the model, and one set of weights; safetensors can hold nothing but weights."""
+    safe = [file for file in published if file.endswith(".safetensors") and "/" not in file]
+    if not safe and (models := models_among(published)) and not any(file.endswith(".bin") for file in published):
         raise ModelError(
-            f'"{name}" is not a directory, and there is no home directory to keep models of a hub in: set HOME or HF_HOME, '
-            "or give a directory"
+            f'the repository "{name}" holds GGUF models ({told(models)}): name one by its type, such as "{name}:Q4_K_M"'
         )
-    try:
-        cached = Path(
-            snapshot_download(name, local_files_only=True, allow_patterns=[*DESCRIBING], ignore_patterns=[*IN_FOLDERS])
-        )
-        lacking = _lacking(cached)
-        if not lacking:
-            return cached
-    except HFValidationError as error:
-        raise ModelError(f'"{name}" is neither a directory nor a name that a model hub could have') from error
-    except LocalEntryNotFoundError as error:
-        # A library that remembers what was published says which files are missing.
-        lacking = first_line(error) if hasattr(error, "snapshot_path") else ""
-    if not fetch:
-        why = f" as a whole ({lacking})" if lacking else ""
-        raise ModelError(
-            f'"{name}" is not on this machine{why}, and a plan fetches nothing, so that its size is not known here: a run '
-            "takes it from the model hub; plan when it is there, or by sizes, with --model-bytes and --draft-bytes"
-        )
-    if constants.HF_HUB_OFFLINE and lacking:
-        raise ModelError(
-            f'the download of "{name}" is not complete ({lacking}), and HF_HUB_OFFLINE is set: unset it where there is a '
-            "network, and the rest is fetched, or give a directory"
-        )
-    if constants.HF_HUB_OFFLINE:
-        raise ModelError(
-            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE '
-            "is set: give a directory, or unset it where there is a network"
-        )
-    try:
-        published = [entry.rfilename for entry in HfApi().model_info(name, timeout=10).siblings or []]
-        wanted = [*DESCRIBING, *_weights_among(published)]
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=[*IN_FOLDERS]))
-    except RepositoryNotFoundError as error:
-        raise ModelError(f'the model hub has no "{name}" that may be read from here') from error
-    except Exception as error:  # the transport below the hub's client, and so its errors, change with its version
-        if lacking:
-            raise ModelError(
-                f'the download of "{name}" is not complete ({lacking}), and the model hub cannot be reached ({error}): run '
-                "this again where there is a network, and the rest is fetched, or give a directory"
-            ) from error
-        raise ModelError(
-            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and the model hub cannot '
-            f"be reached ({error}): give a directory, or fill the cache where there is a network"
-        ) from error
+    own = [file for file in safe if not file.startswith(CONSOLIDATED)]
+    return [*DESCRIBING, *([SINGLE] if SINGLE in safe else own or safe or ["pytorch_model*.bin"])]
 
 
 def _lacking(path: Path) -> str:
@@ -202,14 +165,6 @@ def _lacking(path: Path) -> str:
     if not any(map(holds_tokenizer, described(path))) and not is_head(read_config(path)):
         return "it lacks a tokenizer"
     return ""
-
-
-def _weights_among(published: Sequence[str]) -> list[str]:
-    """Which of a repository's files to download: one set of weights, and safetensors can hold nothing but weights."""
-    safe = [name for name in published if name.endswith(".safetensors") and "/" not in name]
-    if SINGLE in safe:
-        return [SINGLE]
-    return [name for name in safe if not name.startswith(CONSOLIDATED)] or safe or ["pytorch_model*.bin"]
 
 
 def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, by_headers: bool = False) -> ModelInfo:

@@ -1,0 +1,88 @@
+"""A model of the hub: what of it lies in the hub client's cache, and what is still to be fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.workers.errors import ModelError, first_line
+
+# Seconds in which the hub has to tell what a repository holds.
+PATIENCE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of a repository makes the model.
+
+    ``cached`` are patterns of what is looked for in the cache. ``among`` says which of the published files are fetched, by
+    names or patterns, ``place`` where in a snapshot the model is, None where it is not, and ``lacking`` what it lacks.
+    """
+
+    cached: Sequence[str]
+    among: Callable[[Sequence[str]], Sequence[str]]
+    place: Callable[[Path], Path | None]
+    lacking: Callable[[Path], str]
+    never: Sequence[str] = ()
+
+
+def from_hub(name: str, repository: str, wanted: Wanted, fetch: bool) -> Path:
+    """``name`` is what the model is called in sentences. What is missing is fetched, or with ``fetch`` false refused."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    if constants.HF_HUB_CACHE.startswith("~"):  # of a user whom the system does not know, as containers have them
+        raise ModelError(
+            f'"{name}" is not a directory, and there is no home directory to keep models of a hub in: set HOME or HF_HOME, '
+            "or give a directory"
+        )
+    never, lacking = [*wanted.never] or None, ""
+    try:
+        cached = snapshot_download(
+            repository, local_files_only=True, allow_patterns=[*wanted.cached], ignore_patterns=never
+        )
+        path = wanted.place(Path(cached))
+        lacking = "" if path is None else wanted.lacking(path)
+        if path is not None and not lacking:
+            return path
+    except HFValidationError as error:
+        raise ModelError(f'"{name}" is neither a directory nor a name that a model hub could have') from error
+    except LocalEntryNotFoundError as error:
+        # A library that remembers what was published says which files are missing.
+        lacking = first_line(error) if hasattr(error, "snapshot_path") else ""
+    if not fetch:
+        why = f" as a whole ({lacking})" if lacking else ""
+        raise ModelError(
+            f'"{name}" is not on this machine{why}, and a plan fetches nothing, so that its size is not known here: a run '
+            "takes it from the model hub; plan when it is there, or by sizes, with --model-bytes and --draft-bytes"
+        )
+    if constants.HF_HUB_OFFLINE and lacking:
+        raise ModelError(
+            f'the download of "{name}" is not complete ({lacking}), and HF_HUB_OFFLINE is set: unset it where there is a '
+            "network, and the rest is fetched, or give a directory"
+        )
+    if constants.HF_HUB_OFFLINE:
+        raise ModelError(
+            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE '
+            "is set: give a directory, or unset it where there is a network"
+        )
+    try:
+        published = [entry.rfilename for entry in HfApi().model_info(repository, timeout=PATIENCE).siblings or []]
+        chosen = [*wanted.among(published)]
+        snapshot = Path(snapshot_download(repository, allow_patterns=chosen, ignore_patterns=never))
+        return wanted.place(snapshot) or snapshot / chosen[0]
+    except ModelError:
+        raise
+    except RepositoryNotFoundError as error:
+        raise ModelError(f'the model hub has no "{repository}" that may be read from here') from error
+    except Exception as error:  # the transport below the hub's client, and so its errors, change with its version
+        if lacking:
+            raise ModelError(
+                f'the download of "{name}" is not complete ({lacking}), and the model hub cannot be reached ({error}): run '
+                "this again where there is a network, and the rest is fetched, or give a directory"
+            ) from error
+        raise ModelError(
+            f'"{name}" is neither a directory nor in the local cache ({constants.HF_HUB_CACHE}), and the model hub cannot '
+            f"be reached ({error}): give a directory, or fill the cache where there is a network"
+        ) from error
