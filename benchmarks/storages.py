@@ -3,9 +3,10 @@
     python benchmarks/storages.py [--config CONFIG.json] [--layers N] [--storages w4a8:g128 w4a8 Q4_0 Q4_K ...]
 
 A storage is a precision that floats are rounded to on load, or one that a quantised checkpoint brings (Q4_0, Q8_0, Q4_K,
-Q5_K, Q6_K, MXFP4, AWQ, AWQ-g32, AWQ-g64), with /w4abf16 or /w8af32 behind it where activations are not int8, or FP8 and
-FP8-rows (a scale for a block, and for a row), which have bf16. Weights are random, and one tile of each matrix stands for
-all. The stream is read between the passes; the best of each counts. Last comes a line of JSON.
+Q5_K, Q6_K, MXFP4, MLX of 2 to 4 bits and MLX-5 of 5, AWQ, AWQ-g32, AWQ-g64), with /w4abf16 or /w8af32 behind it where
+activations are not int8, or FP8 and FP8-rows (a scale for a block, and for a row), which have bf16. Weights are random, and
+one tile of each matrix stands for all. The stream is read between the passes; the best of each counts. Last comes a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ STORAGES: Mapping[str, tuple[Storage, int]] = {
     "Q5_K": (Storage(Codes.INT5, Scales.SIX_BITS), 32),
     "Q6_K": (Storage(Codes.INT6, Scales.EIGHT_BITS), 16),
     "MXFP4": (Storage(Codes.E2M1, Scales.E8M0), 32),
+    "MLX": (Storage(Codes.INT4, Scales.HALF_MINIMA), 32),
+    "MLX-5": (Storage(Codes.INT5, Scales.HALF_MINIMA), 32),
     "FP8": (Storage(Codes.E4M3, Scales.F32), 128),
     "FP8-rows": (Storage(Codes.E4M3, Scales.BF16), 128),
     "AWQ": (Storage(Codes.INT4, Scales.WORDS, zeros=True), 128),

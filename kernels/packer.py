@@ -77,6 +77,8 @@ def pack_codes(weight: Weight, address: int, first_row: int, rows: QuantisedRows
 
     The weight's storage and group are those that ``storage.storage_for`` names for the rows' scheme.
     """
+    if rows.minima is not None and rows.levels is None:
+        rows = rows.in_groups_of(weight.group)
     levels = rows.levels
     groups = -(-weight.columns // rows.scheme.group)
     supers = -(-weight.columns // geometry(weight).block)

@@ -4,7 +4,7 @@ A matrix has N rows (outputs) and K columns (inputs). ``Scheme`` says how it is 
 read; ``QuantisedRows`` are some of its rows. What they stand for is defined by ``dequantise``:
 
 - integers, one level of scales (AWQ, GPTQ, compressed-tensors, GGUF's Q4_0, Q5_0 and Q8_0): w = (code - zero) * scale
-- with minima (Q4_1, Q5_1, Q4_K, Q5_K): w = code * scale - minimum
+- with minima (Q4_1, Q5_1, Q4_K, Q5_K, MLX's): w = code * scale - minimum
 - two levels (Q4_K, Q5_K, Q6_K): scale = super_scale * sub_scale and minimum = super_minimum * sub_minimum, where the
   super-scales are fp16 and the others integers of 6 or 8 bits: the products are exact in fp32, and come beside the levels
 - E4M3 (fp8) and E2M1 (MXFP4): w = value(code) * scale
@@ -17,7 +17,7 @@ column j multiplies input channel ``order[j]``, and the groups are neighbours ag
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -96,6 +96,19 @@ class QuantisedRows:
         minima = None if self.minima is None else self.minima[rows]
         levels = None if self.levels is None else self.levels.taken(rows)
         return QuantisedRows(self.scheme, self.codes[rows], self.scales[rows], self.zeros[rows], minima, levels)
+
+    def in_groups_of(self, size: int) -> QuantisedRows:
+        """Of one level: each group as several smaller ones that have the same scale, zero point and minimum."""
+        group = self.scheme.group
+        if group == size:
+            return self
+        if group % size:
+            raise ValueError(f"groups of {group} are none of {size}")
+        # The last group of a row need not be whole.
+        taken = np.arange(-(-self.codes.shape[1] // size)) // (group // size)
+        minima = None if self.minima is None else self.minima[:, taken]
+        smaller = replace(self.scheme, group=size)
+        return QuantisedRows(smaller, self.codes, self.scales[:, taken], self.zeros[:, taken], minima)
 
     def dequantise(self) -> Floats:
         """As fp32, columns in the order of the codes. Exact, but for the one rounding of a minimum's subtraction."""

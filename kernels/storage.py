@@ -10,8 +10,8 @@ the zero point. Otherwise:
 
 - F32, F16, BF16: blocks of 128 channels; the scales of each group (a line of F32, else half a line), then, where groups
   have zero points of their own, these, a byte each: a line for four groups, half a line for two or one.
-- HALF_MINIMA (Q4_1, Q5_1): blocks of 128 channels, groups of 32; the fp16 scales of each group, then their fp16 minima,
-  half a line each.
+- HALF_MINIMA (Q4_1, Q5_1, MLX's): blocks of 128 channels, groups of 32, or larger ones that are so many of these; the
+  fp16 scales of each group, then their fp16 minima, half a line each.
 - E8M0: blocks of 128 channels, groups of 32; a line whose byte g is the exponent of group g, a scale being
   2^(byte - 127).
 - SIX_BITS (Q4_K, Q5_K): blocks of 256, groups of 32. A line with the fp16 scale (lower half of the word) and minimum, then
@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.program import Codes, Scales, Storage, Weight
+from outrider.kernels.program import SMALLEST_GROUP, Codes, Scales, Storage, Weight
 from outrider.kernels.quantised import E2M1, E4M3, Levels, QuantisedRows, Scheme, Values
 
 TILE_ROWS = 32
@@ -124,7 +124,11 @@ class UnknownStorage(ValueError):
 
 
 def storage_for(scheme: Scheme, columns: int) -> tuple[Storage, int]:
-    """How a matrix of that scheme is stored, and in which groups: smaller ones than its own where those are large."""
+    """How a matrix of that scheme is stored, and in which groups: smaller ones than its own where those are large.
+
+    Minima are stored in fp16, and so are the scales beside them: where they come in another type (``scale_type``), the
+    matrix can be stored so only if fp16 has each of its own.
+    """
     if scheme.values is Values.E2M1 and scheme.scale_type == "E8M0" and scheme.group == 32:
         return Storage(Codes.E2M1, Scales.E8M0), 32
     if scheme.values is Values.E4M3:
@@ -142,11 +146,12 @@ def storage_for(scheme: Scheme, columns: int) -> tuple[Storage, int]:
         if codes is None or scheme.super_group != SUPER_BLOCK or columns % SUPER_BLOCK:
             raise UnknownStorage(f"{scheme}, with scales of two levels: the kernels have those of Q4_K, Q5_K and Q6_K")
         return Storage(codes, Scales.SIX_BITS if scheme.minima else Scales.EIGHT_BITS), scheme.group
-    if scheme.minima and scheme.bits in (4, 5) and scheme.group == 32 and scheme.scale_type == "F16":
-        return Storage(Codes.INT4 if scheme.bits == 4 else Codes.INT5, Scales.HALF_MINIMA), 32
-    if scheme.minima or not 2 <= scheme.bits <= 8:
-        kind = ", with minima" if scheme.minima else ""
-        raise UnknownStorage(f"{scheme}{kind}: the kernels have integers of 2 to 8 bits with zero points")
+    if scheme.minima:
+        if not 2 <= scheme.bits <= 5 or scheme.group % SMALLEST_GROUP:
+            raise UnknownStorage(f"{scheme}, with minima: the kernels have 2 to 5 bits in groups that are multiples of 32")
+        return Storage(Codes.INT5 if scheme.bits == 5 else Codes.INT4, Scales.HALF_MINIMA), SMALLEST_GROUP
+    if not 2 <= scheme.bits <= 8:
+        raise UnknownStorage(f"{scheme}: the kernels have integers of 2 to 8 bits")
     codes = Codes.INT4 if scheme.bits <= 4 else Codes.INT8
     group = _stored_group(scheme, columns)
     if not group:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +14,19 @@ import numpy as np
 import pytest
 import torch
 from mlx_models import affine, mlx_model, of_floats
-from native_models import open_native
+from native_models import logits, open_native
 from quantised_families import stored, usual
 from quantised_models import rewritten, set_config
 from safetensors.numpy import load_file
-from test_quantised_families import check
+from test_quantised_checkpoints import stacked
+from test_quantised_families import BOUND, check, far
 
+from outrider.kernels import storage
+from outrider.kernels.program import Weight
+from outrider.workers.engines.native import NativeEngine
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
+from outrider.workers.models.checkpoint import open_checkpoint
 from outrider.workers.models.formats.configuration import read_quantisation
 from outrider.workers.models.formats.matrix import Parts
 from outrider.workers.models.formats.mlx import MlxMatrix
@@ -26,8 +34,10 @@ from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.headers import read_entries
 from outrider.workers.models.language_model import language_config
 from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.memory_of_program import memory_of
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights, native_supports, open_model
+from outrider.workers.models.packed import PackedModel
 from outrider.workers.models.quantisation_libraries import check_library
 from outrider.workers.precisions import PRECISIONS
 
@@ -55,9 +65,9 @@ def with_the_embedding(module: str) -> bool:
     return usual(module) or module == "model.embed_tokens"
 
 
-@pytest.mark.parametrize(("bits", "group", "dtype"), [(3, 32, torch.float32), (4, 64, torch.bfloat16)])
+@pytest.mark.parametrize(("bits", "group", "dtype"), [(8, 32, torch.float32), (6, 64, torch.bfloat16)])
 def test_affine_codes_are_what_they_stand_for(bits: int, group: int, dtype: torch.dtype, tmp_path: Path) -> None:
-    """The embedding, which is the head as well, among them."""
+    """The embedding, which is the head as well, among them. The kernels have no minima beside so many bits."""
     settings = {"group_size": group, "bits": bits}
     sizes = {"tie_word_embeddings": True, "hidden_size": 192}
     model = mlx_model(tmp_path, "llama", affine(bits, group, dtype), settings, with_the_embedding, sizes)
@@ -69,19 +79,36 @@ def test_affine_codes_are_what_they_stand_for(bits: int, group: int, dtype: torc
         check_weights(str(model), "native", precision="w4a8")
 
 
-@pytest.mark.parametrize("bits", [4, 5])
-def test_affine_codes_of_which_the_kernels_have_the_layout_may_stay(bits: int, tmp_path: Path) -> None:
-    """In groups of 32 with scales in fp16, which may be negative."""
-    settings = {"group_size": 32, "bits": bits}
-    model = mlx_model(tmp_path, "llama", affine(bits, 32, torch.float16), settings, with_the_embedding)
+HALF, BRAIN = torch.float16, torch.bfloat16
+KEPT = [(2, 64, BRAIN), (3, 32, BRAIN), (4, 32, HALF), (4, 64, BRAIN), (4, 128, HALF), (5, 32, HALF), (5, 64, BRAIN)]
+WIDE = {"tie_word_embeddings": True, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
+
+
+@pytest.mark.parametrize(("bits", "group", "dtype"), KEPT)
+def test_affine_codes_stay_as_groups_of_32(bits: int, group: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Each number that is stored is the one that the codes stand for. Scales may be negative."""
+    settings = {"group_size": group, "bits": bits}
+    model = mlx_model(tmp_path, "llama", affine(bits, group, dtype), settings, with_the_embedding, WIDE)
     assert any((part < 0).any() for name, part in stored(model).items() if name.endswith("scales"))
     check(model)
-    assert lay_out(model, PRECISIONS["w8af32"]).program.weights[0].storage is not None
+    assert read_model_info(str(model)).made_for == "w4abf16"
+    opened = open_model(ModelSpec(str(model), "native", "w4abf16", threads=1))
+    assert re.fullmatch(rf"mlx, {bits} bits, groups of {group} \(\d+\)", opened.numeric_path["weights"])
+    assert isinstance(opened.engine, NativeEngine) and isinstance(opened.engine.model._keep, PackedModel)
+    checkpoint = open_checkpoint(model)
+    sources = {source.name for weight, _ in _unpacked(opened.engine.model._keep) for source in weight.sources}
+    assert sources == {name.replace(".scales", ".weight") for name in stored(model) if name.endswith(".scales")}
+    for weight, found in _unpacked(opened.engine.model._keep):
+        np.testing.assert_array_equal(found, stacked(checkpoint, weight))
+    checkpoint.close()
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "granite-moe", "lfm2"])
 def test_experts_lie_together_and_taps_turned_round(name: str, tmp_path: Path) -> None:
-    check(mlx_model(tmp_path, name, affine(4), FOUR), kept="bf16")
+    model = mlx_model(tmp_path, name, affine(4), FOUR)
+    check(model, kept="bf16")
+    check(model)
+    assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "deepseek_v3", "gpt_oss", "lfm2_moe", None])
@@ -132,6 +159,9 @@ def test_layers_may_be_quantised_in_ways_of_their_own(tmp_path: Path) -> None:
     settings = FOUR | layers | {"model.layers.0.self_attn.o_proj": False, "lm_head": {"group_size": 32, "bits": 8}}
     model = mlx_model(tmp_path, "qwen3-moe", pack, settings, chosen, {"tie_word_embeddings": False})
     check(model, kept="bf16")
+    check(model)
+    kinds = r"mlx mxfp4, 4 bits, .*; mlx, 4 bits, groups of 32 \(\d+\); dequantised from mlx, 8 bits, groups of 32 \(3\)"
+    assert re.fullmatch(kinds, lay_out(model, PRECISIONS["w4abf16"]).weights)
     for name, said in {
         "lm_head": {"group_size": 64, "bits": 6},
         "model.layers.1.mlp.switch_mlp.up_proj": {"group_size": 16, "bits": 4},
@@ -187,3 +217,62 @@ def test_only_the_native_engine_reads_them(tmp_path: Path) -> None:
             ModelError, match=r"MLX's quantisation .quantization. is not read by transformers; .* leave out --engine hf"
         ):
             check_weights(str(model), "hf")
+
+
+SMALL = "model.layers.0.self_attn.o_proj"
+
+
+@pytest.mark.parametrize(
+    ("scale", "code", "kept"), [(1e-7, 0, True), (1e-7, 1, False), (2.0**-17, 1, True), (1e5, 1, False)]
+)
+def test_what_fp16_lacks_is_dequantised(scale: float, code: int, kept: bool, tmp_path: Path) -> None:
+    """One group of one matrix. Where all codes are zero nothing is multiplied by the scale: MLX writes 1e-7 then."""
+    model = mlx_model(tmp_path, "llama", affine(4), FOUR)
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        scales, words = tensors[f"{SMALL}.scales"].clone(), tensors[f"{SMALL}.weight"].view(torch.int32).clone()
+        scales[5, 1] = scale
+        words[5, 4:8] = 0
+        words[5, 7] = code << 28
+        changed = {f"{SMALL}.scales": scales, f"{SMALL}.weight": words.view(torch.uint32)}
+        if scale > 1:
+            changed = {f"{SMALL}.biases": tensors[f"{SMALL}.biases"].clone().fill_(1e5)}
+        return tensors | changed
+
+    rewritten(model, change)
+    laid_out = lay_out(model, PRECISIONS["w4abf16"])
+    of_it = next(weight for weight in laid_out.program.weights if any(SMALL in each.name for each in weight.sources))
+    assert (of_it.storage is not None) == kept
+    assert laid_out.weights.endswith("; dequantised from mlx, 4 bits, groups of 32 (1)") == (not kept)
+    wanted = logits(open_native(model, "fp32"))
+    assert far(logits(open_native(model, "w8af32")), wanted) < BOUND
+    logits(open_native(model, "w4abf16"))
+
+
+def test_a_checkpoint_is_looked_at_again_when_it_has_changed(tmp_path: Path) -> None:
+    """Whether fp16 has its scales is remembered."""
+    model = mlx_model(tmp_path, "llama", affine(4), FOUR)
+    assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights
+    rewritten(
+        model, lambda tensors: {name: each * 1e-5 if name.endswith(".biases") else each for name, each in tensors.items()}
+    )
+    assert lay_out(model, PRECISIONS["w4abf16"]).weights.startswith("dequantised from mlx, 4 bits")
+
+
+def _unpacked(packed: PackedModel) -> Iterator[tuple[Weight, np.ndarray]]:
+    for weight, address in zip(packed.program.weights, packed.addresses, strict=True):
+        if weight.storage is not None:
+            start = address - packed.memory.address
+            bytes_ = np.frombuffer(packed.memory.view, np.uint8)[start : start + storage.packed_size(weight)]
+            yield weight, storage.unpack(weight, bytes_)
+
+
+def test_memory_is_counted_by_codes(tmp_path: Path) -> None:
+    settings = {"group_size": 64, "bits": 4}
+    model = mlx_model(tmp_path, "llama", affine(4, 64), settings, with_the_embedding, WIDE)
+    spec = ModelSpec(str(model), "native", "w4abf16", threads=1)
+    told, dequantised = memory_of(spec, 8), memory_of(replace(spec, precision="bf16"), 8)
+    assert told is not None and dequantised is not None
+    [(_, packed)] = open_model(spec).weights
+    assert 0 <= packed - told.weights <= 64 * 4096
+    assert told.weights < 0.5 * dequantised.weights

@@ -16,6 +16,7 @@ from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.families import build_program
 from outrider.workers.models.families.latent import BEHIND_EXPERTS, CORRECTIONS
 from outrider.workers.models.formats.keeping import AsItComes, EightBitFloats
+from outrider.workers.models.formats.mlx import Mlx
 from outrider.workers.models.formats.unexpected_tensors import behind_the_last, of_shared_keys, refuse_unexpected
 from outrider.workers.models.head_checkpoint import lay_out_head
 from outrider.workers.models.heads import read_head
@@ -27,12 +28,13 @@ from outrider.workers.precisions import Precision, rounding
 class LaidOut:
     """A program, and how a checkpoint that comes quantised is quantised: each scheme with the number of its matrices.
 
-    ``rounded`` says how floats are rounded on load.
+    ``dequantised`` are those among matrices that are kept. ``rounded`` says how floats are rounded on load.
     """
 
     program: Program
     quantised: str = ""
     schemes: tuple[tuple[Scheme, int], ...] = ()
+    dequantised: tuple[tuple[Scheme, int], ...] = ()
     rounded: str = ""
 
     @property
@@ -45,8 +47,9 @@ class LaidOut:
         """What the weights are, for job.json; empty where they are floats that come as floats."""
         if self.rounded:
             return self.rounded
-        schemes = "; ".join(f"{scheme} ({count})" for scheme, count in self.schemes)
-        return schemes and (schemes if self.kept else f"dequantised from {schemes}")
+        said = ((self.schemes, "" if self.kept else "dequantised from "), (self.dequantised, "dequantised from "))
+        lists = (("; ".join(f"{scheme} ({count})" for scheme, count in counted), before) for counted, before in said)
+        return "; ".join(f"{before}{schemes}" for schemes, before in lists if schemes)
 
 
 def lay_out(path: Path, precision: Precision, allow_pickle: bool = False, states: Sequence[int] = ()) -> LaidOut:
@@ -73,7 +76,9 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
     format = precision.format
     keeping: Keeping | None = None
     if quantised and format.integer:
-        keeping = AsItComes(checkpoint, format)
+        # What comes as MLX has it is often of several kinds, of which the kernels may have the most.
+        mixed = isinstance(checkpoint.quantisation, Mlx) and checkpoint.quantisation.made_for != "bf16"
+        keeping = AsItComes(checkpoint, format, mixed)
     elif quantised and format is Format.BF16:
         keeping = EightBitFloats(checkpoint)
     # Published checkpoints of A.X-K1 have none, and transformers takes zeros then.
@@ -96,9 +101,13 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
     refuse_unexpected(left, quantised)
     if checkpoint.quantisation is None:
         return LaidOut(program, rounded=rounding(precision))
-    found = (checkpoint.matrix(source) for source in sources)
-    counted = Counter(matrix.scheme for matrix in found if matrix is not None)
-    return LaidOut(program, checkpoint.quantisation.name, tuple(counted.most_common()))
+    counted: tuple[Counter[Scheme], Counter[Scheme]] = Counter(), Counter()
+    apart = keeping.dequantised if isinstance(keeping, AsItComes) else set()
+    for source in sources:
+        if (matrix := checkpoint.matrix(source)) is not None:
+            counted[source in apart][matrix.scheme] += 1
+    kept, dequantised = (tuple(each.most_common()) for each in counted)
+    return LaidOut(program, checkpoint.quantisation.name, kept, dequantised)
 
 
 def _sources(weights: tuple[Weight, ...]) -> list[Tensor]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import Protocol, runtime_checkable
 
 from outrider.kernels.builder import Kept
-from outrider.kernels.program import Codes, Format, Tensor
-from outrider.kernels.quantised import SCALE_BITS, Floats, Scheme, Values
+from outrider.kernels.program import Codes, Format, Scales, Storage, Tensor
+from outrider.kernels.quantised import SCALE_BITS, Values
 from outrider.kernels.storage import UnknownStorage, storage_for
 from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint import Checkpoint
+from outrider.workers.models.formats.halves import exact
 from outrider.workers.models.formats.matrix import Matrix
 
 # The bits of an fp16 number, the leading one included.
@@ -23,10 +23,15 @@ ROWS_READ = 4096
 @dataclass(frozen=True, slots=True)
 class AsItComes:
     """``precision`` says what becomes of activations; weights stay what they are. What the checkpoint has not quantised is
-    kept in its own type."""
+    kept in its own type.
+
+    A matrix whose codes the kernels do not have is refused, or, with ``mixed``, dequantised among those that are kept.
+    """
 
     checkpoint: Checkpoint
     precision: Format
+    mixed: bool = False
+    dequantised: set[Tensor] = field(default_factory=set)
     halves: dict[str, bool] = field(default_factory=dict)
 
     def __call__(self, tensor: Tensor, table: bool) -> Kept:
@@ -35,10 +40,12 @@ class AsItComes:
             self.checkpoint.check(tensor)
             return Kept({"BF16": Format.BF16, "F16": Format.FP16}.get(self.checkpoint.type_of(tensor), Format.FP32))
         try:
-            storage, group = storage_for(matrix.scheme, matrix.shape[1])
+            storage, group = _storage_of(matrix)
             if storage.codes is Codes.E4M3:
                 raise UnknownStorage(f"{matrix.scheme}: the kernels multiply e4m3 in bf16")
         except UnknownStorage as error:
+            if self.mixed:
+                return self._dequantised(tensor, table)
             if table:
                 # Read row by row, it may as well be the numbers that its codes stand for.
                 return Kept(Format.FP32)
@@ -52,6 +59,27 @@ class AsItComes:
                 self.halves[tensor.name] = fits_halves(matrix)
             return Kept(Format.FP16 if self.halves[tensor.name] else Format.FP32)
         return Kept(self.precision, group, storage, _name(matrix))
+
+    def _dequantised(self, tensor: Tensor, table: bool) -> Kept:
+        kept = Kept(Format.FP32) if self.precision.fp32 else EightBitFloats(self.checkpoint)(tensor, table)
+        if kept.storage is None:
+            self.dequantised.add(tensor)
+        return kept
+
+
+@runtime_checkable
+class InAnyType(Protocol):
+    """A matrix with minima that may come in another type than fp16."""
+
+    def fits_halves(self) -> bool:
+        """Whether fp16 has every scale and minimum that its numbers need."""
+
+
+def _storage_of(matrix: Matrix) -> tuple[Storage, int]:
+    storage, group = storage_for(matrix.scheme, matrix.shape[1])
+    if storage.scales is Scales.HALF_MINIMA and isinstance(matrix, InAnyType) and not matrix.fits_halves():
+        raise UnknownStorage(f"{matrix.scheme}: fp16, in which the kernels have minima, lacks some of its scales or minima")
+    return storage, group
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +111,11 @@ def fits_halves(matrix: Matrix) -> bool:
     if SCALE_BITS[scheme.scale_type] + bits > HALF_BITS:
         return False
     starts = range(0, matrix.shape[0], ROWS_READ)
-    fits = all(_fit(matrix.rows(start, min(start + ROWS_READ, matrix.shape[0])).dequantise()) for start in starts)
+    fits = all(exact(matrix.rows(start, min(start + ROWS_READ, matrix.shape[0])).dequantise()).all() for start in starts)
     matrix.done()
     return fits
-
-
-def _fit(numbers: Floats) -> bool:
-    with np.errstate(over="ignore"):
-        return np.array_equal(numbers.astype(np.float16).astype(np.float32), numbers)
 
 
 def _name(matrix: Matrix) -> str:
     """Equal for equal orders of columns, which matrices have that were quantised on the same activations."""
     return "" if matrix.order is None else hashlib.sha256(matrix.order.tobytes()).hexdigest()
-
-
-def schemes(checkpoint: Checkpoint, tensors: list[Tensor]) -> list[Scheme]:
-    """Of all matrices that are quantised."""
-    found = (checkpoint.matrix(tensor) for tensor in tensors)
-    return [matrix.scheme for matrix in found if matrix is not None]

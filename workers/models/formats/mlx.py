@@ -14,8 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from outrider.kernels.program import SMALLEST_GROUP
 from outrider.kernels.quantised import E4M3, QuantisedRows, Scheme, Values
+from outrider.workers.models.files import state_of
+from outrider.workers.models.formats.halves import exact
 from outrider.workers.models.formats.matrix import Matrix, Parts
 from outrider.workers.models.formats.raw import POWERS_OF_TWO, RawTensors, nibbles, to_float32, unpacked
 from outrider.workers.models.formats.section import Section, names_of_layer
@@ -31,6 +35,8 @@ SCHEMES = {
     "nvfp4": Scheme("mlx nvfp4", 4, 16, Values.E2M1, scale_type="F32"),
     "mxfp8": Scheme("mlx mxfp8", 8, 32, Values.E4M3, scale_type="BF16"),
 }
+# The bits that the kernels have with minima.
+KEPT = (2, 3, 4, 5)
 KEYS = frozenset(("group_size", "bits", "mode"))
 ELSEWHERE = "take it in another format"
 # By "model_type": whose tensors mlx-lm keeps with transformers' names and values, but for experts that lie together and
@@ -81,19 +87,51 @@ class MlxMatrix:
     def rows(self, start: int, stop: int) -> QuantisedRows:
         source, scheme = self.source, self.scheme
         words, stored = source.rows("weight", start, stop), source.rows("scales", start, stop)
+        codes = nibbles(words) if scheme.bits == 4 else unpacked(words, scheme.bits, self.shape[1])
         minima = None
         if scheme.values is Values.INTEGER:
-            scales = to_float32(stored)
+            scales = source.finite("scales", to_float32(stored))
+            if not (halves := exact(stored)).all():
+                scales = np.where(halves | self._used(codes), scales, np.float32(0))
             minima = -source.finite("biases", to_float32(source.rows("biases", start, stop)))
         else:
-            scales = (E4M3 if scheme.group == 16 else POWERS_OF_TWO)[stored]
-        source.finite("scales", scales)
-        codes = nibbles(words) if scheme.bits == 4 else unpacked(words, scheme.bits, self.shape[1])
+            scales = source.finite("scales", (E4M3 if scheme.group == 16 else POWERS_OF_TWO)[stored])
         if scheme.values is Values.E4M3 and ((codes & 127) == 127).any():
             source.refuse("holds a value that is not a finite number")
         return QuantisedRows(scheme, np.ascontiguousarray(codes), scales, np.zeros(scales.shape, np.uint8), minima)
 
+    def fits_halves(self) -> bool:
+        """Whether fp16 has all scales, but those of groups without a code that they multiply, and all minima."""
+        source = self.source
+        entries = [source.raw.entries[name] for name in self.parts]
+        asked = (*entries, *(state_of(each.file).st_mtime_ns for each in entries))
+        if asked not in _FITS:
+            _FITS[asked] = self._fits_halves()
+        return _FITS[asked]
+
+    def _fits_halves(self) -> bool:
+        source = self.source
+        if self.scheme.scale_type == "F16":
+            return True
+        if not exact(source.whole("biases")).all():
+            return False
+        halves = exact(source.whole("scales"))
+        for row in np.flatnonzero(~halves.all(axis=1)).tolist():
+            codes = unpacked(source.rows("weight", row, row + 1), self.scheme.bits, self.shape[1])
+            if not (halves[row] | ~self._used(codes)[0]).all():
+                return False
+        return True
+
+    def _used(self, codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Of each group whether it has a code that its scale multiplies: where all are one number, MLX makes the scale
+        1e-7, which fp16 has not."""
+        return np.asarray(codes.reshape(len(codes), -1, self.scheme.group).any(axis=2))
+
     def done(self) -> None: ...
+
+
+# What was found of matrices that were looked at in this process, which lays a checkpoint out more than once.
+_FITS: dict[tuple[object, ...], bool] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +144,9 @@ class Mlx:
 
     @property
     def made_for(self) -> str:
-        # What has minima by groups of more than 32, or in bf16, the kernels do not keep.
-        return "w4abf16" if self.usual["mode"] == "mxfp4" else "bf16"
+        """What most layers are like decides, and more than 5 bits with minima the kernels do not have."""
+        kept = self.usual["bits"] in KEPT and self.usual["group_size"] % SMALLEST_GROUP == 0
+        return "w4abf16" if self.usual["mode"] == "mxfp4" or (self.usual["mode"] == AFFINE and kept) else "bf16"
 
     def matrix(self, raw: RawTensors, module: str, shape: tuple[int, int]) -> Matrix | None:
         parts = Parts(raw, module, self.name)
