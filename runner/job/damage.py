@@ -58,6 +58,8 @@ def _what_to_do(error: sqlite3.DatabaseError) -> str:
     code = _code(error)
     if code == sqlite3.SQLITE_FULL:
         return "; free some space, then the job can go on"
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return "; see that its folder can be written and has room for another file (df -i)"
     if code == sqlite3.SQLITE_IOERR:
         return "; see that its disk works and has space, then the job can go on"
     return f"; {WHAT_TO_DO}" if _is_damage(error) else ""

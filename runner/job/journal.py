@@ -373,6 +373,15 @@ class Journal:
         recorded = {state: count for state, _, count in found}
         return Counts(sum(count for _, count, _ in found), recorded.get(DONE, 0), recorded.get(FAILED, 0))
 
+    def usage(self) -> tuple[int, int]:
+        """Tokens of the prompts and of the answers of all rows that are done, as their records have them."""
+        prompt, answer = (f"json_extract(record, '$.response.body.usage.{key}_tokens')" for key in ("prompt", "completion"))
+        return self._query(
+            f"SELECT ifnull(sum({prompt}), 0), ifnull(sum({answer}), 0) FROM rows JOIN records USING (row) "
+            "WHERE state = ? AND json_valid(record)",
+            (DONE,),
+        )[0]
+
     def longest(self, samples: int) -> list[tuple[int, int, int]]:
         """The longest rows still to do, of so many samples in all (the last row may have more).
 

@@ -26,9 +26,11 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "stream_options": (),
     "best_of": (1,),
-    "suffix": (),
+    "suffix": ("",),
     "functions": ([],),
 }
+# The same, of bodies alone: a table's column of such a name is somebody's data.
+HARMLESS_IN_BODIES: dict[str, tuple[Any, ...]] = {"modalities": (["text"],), "function_call": ("none", "auto")}
 IGNORED: dict[str, tuple[type, str]] = {
     "model": (str, "a text"),
     "user": (str, "a text"),
@@ -37,6 +39,8 @@ IGNORED: dict[str, tuple[type, str]] = {
     "service_tier": (str, "a text"),
     "safety_identifier": (str, "a text"),
     "prompt_cache_key": (str, "a text"),
+    "prompt_cache_retention": (str, "a text"),
+    "prompt_cache_options": (dict, "an object"),
 }
 # What a message may hold besides what we read of it, with the values that say nothing; any other is refused by name.
 SILENT_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
@@ -179,6 +183,7 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
         if body.get(key) is not None and not isinstance(body[key], kind):
             raise RowError(f'"{key}" must be {called}, got {shown(body[key])}')
     fields, model = _clean(body), _model(body)
+    _without(HARMLESS_IN_BODIES, fields)
     if url == "/v1/completions":
         if "messages" in fields:
             raise RowError('"messages" belongs to /v1/chat/completions; /v1/completions takes "prompt"')
@@ -189,6 +194,7 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
         if "prompt" in fields:
             raise RowError('"prompt" belongs to /v1/completions; /v1/chat/completions takes "messages"')
         _no_echo(fields)
+        _without_prediction(fields)
         return Request(custom_id=custom_id, line=line, **_chat(fields), model=model)
     raise RowError(f'"url" must be "/v1/completions" or "/v1/chat/completions", got {shown(url)}')
 
@@ -235,12 +241,17 @@ def _among(value: Any, harmless: tuple[Any, ...]) -> bool:
     return any(type(value) is type(each) and value == each for each in harmless)
 
 
+def _without(known: dict[str, tuple[Any, ...]], fields: dict[str, Any]) -> None:
+    """Drop what says what is so anyway."""
+    for key, harmless in known.items():
+        if key in fields and not _among(value := fields.pop(key), harmless):
+            raise RowError(f'"{key}" = {shown(value)} is not supported; remove it')
+
+
 def _clean(body: dict[str, Any]) -> dict[str, Any]:
     """The fields that matter, without nulls and without what changes nothing."""
     fields = {key: value for key, value in body.items() if value is not None and key not in IGNORED}
-    for key, harmless in HARMLESS.items():
-        if key in fields and not _among(fields.pop(key), harmless):
-            raise RowError(f'"{key}" = {shown(body[key])} is not supported; remove it')
+    _without(HARMLESS, fields)
     if "max_completion_tokens" in fields:
         if "max_tokens" in fields:
             raise RowError('"max_tokens" and "max_completion_tokens" mean the same; give one')
@@ -402,6 +413,16 @@ def _chat_logprobs(fields: dict[str, Any]) -> None:
 def _no_echo(fields: dict[str, Any]) -> None:
     if fields.pop("echo", False) is not False:
         raise RowError('"echo" belongs to completions, an answer to messages has no prompt to repeat; remove it')
+
+
+def _without_prediction(fields: dict[str, Any]) -> None:
+    """What OpenAI's clients expect an answer to be is to make it faster, and never to change it."""
+    if (prediction := fields.pop("prediction", None)) is None:
+        return
+    if not isinstance(prediction, dict) or prediction.keys() != {"type", "content"} or prediction["type"] != "content":
+        wanted = 'an object such as {"type": "content", "content": …}'
+        raise RowError(f'"prediction" must be {wanted}, got {shown(prediction)}')
+    _content("prediction", prediction["content"])
 
 
 def _count_of_logprobs(key: str, value: object) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from outrider.runner.job.directory import JOURNAL, describe, there
 from outrider.runner.job.journal import Counts, Journal
@@ -58,6 +59,23 @@ def counts_of(directory: Path) -> Counts | None:
             return journal.counts()
     except JobError:
         return None
+
+
+def usage_of(directory: Path) -> dict[str, Any]:
+    """What OpenAI's batches say of tokens: those of the rows in the output file.
+
+    The details are null: how many of a prompt's tokens are taken from another row's depends on which rows run together,
+    and which of an answer's are thoughts is told of texts alone.
+    """
+    with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
+        prompts, answers = journal.usage()
+    return {
+        "input_tokens": prompts,
+        "input_tokens_details": {"cached_tokens": None},
+        "output_tokens": answers,
+        "output_tokens_details": {"reasoning_tokens": None},
+        "total_tokens": prompts + answers,
+    }
 
 
 def has_done_rows(directory: Path) -> bool:

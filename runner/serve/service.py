@@ -32,7 +32,7 @@ from outrider.runner.job.results import ERRORS, RESULTS, sync_folder
 from outrider.runner.serve import batch_requests, uploads
 from outrider.runner.serve.api_errors import ApiError, no_such
 from outrider.runner.serve.batch_requests import error_entry
-from outrider.runner.serve.finalizing import counts_of, draw_report, has_done_rows, write_ended_rows, write_files
+from outrider.runner.serve.finalizing import counts_of, draw_report, has_done_rows, usage_of, write_ended_rows, write_files
 from outrider.runner.serve.names import BATCH, FILE, INPUT, Folders, new_batch_id, new_file_id, shown_to_clients
 from outrider.runner.serve.reserve import Reserve
 from outrider.runner.serve.running import (
@@ -555,8 +555,9 @@ class Service:
             lost = error_entry("job_error", shown_to_clients(without_advice(error), directory, name))
         now = int(self._now())
         files: list[File] = []
-        counts = batch.shown["request_counts"]
+        counts, usage = batch.shown["request_counts"], None
         if written is not None:
+            usage = usage_of(directory)
             counts = {"total": written.rows, "completed": written.done, "failed": written.failed}
             for path, rows, purpose in ((RESULTS, written.done, OUTPUT), (ERRORS, written.failed, ERROR_FILE)):
                 if rows:
@@ -568,6 +569,7 @@ class Service:
             batch.status = ending
             batch.shown[f"{ending}_at"] = now
             batch.shown["request_counts"] = counts
+            batch.shown["usage"] = usage
             if lost is not None and _has_begun(batch):
                 batch.shown["errors"] = {"object": "list", "data": [lost]}
             for file in files:
@@ -655,5 +657,6 @@ def _shown(name: str, asked: batch_requests.BatchRequest, now: int) -> dict[str,
         "expires_at": now + asked.seconds,
         **{f"{status}_at": None for status in never},
         "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "usage": None,
         "metadata": asked.metadata,
     }

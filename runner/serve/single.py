@@ -21,6 +21,7 @@ MOST_BODY_BYTES = 64 << 20
 LOOK_SECONDS = 1.0
 # What is told beside the text, or instead of it, once the whole is there.
 NOT_STREAMED = ("logprobs", "echo")
+STREAM_OPTIONS = {"include_usage", "include_obfuscation"}
 CHAT = "/v1/chat/completions"
 
 
@@ -88,13 +89,16 @@ def _checked_stream(streamed: object, options: object, asked: Mapping[str, Any])
     """Whether a stream is to end with what was used."""
     if not isinstance(streamed, bool):
         raise ApiError(400, '"stream" must be true or false', "stream", "invalid_type")
-    if options is not None and (not isinstance(options, dict) or options.keys() - {"include_usage"} or not streamed):
-        said = '"stream_options" may have "include_usage", where "stream" is true'
+    if options is not None and (not isinstance(options, dict) or options.keys() - STREAM_OPTIONS or not streamed):
+        said = '"stream_options" may have "include_usage" and "include_obfuscation", where "stream" is true'
         raise ApiError(400, said, "stream_options", "unsupported_parameter")
     usage = None if options is None else options.get("include_usage")
     if usage is not None and not isinstance(usage, bool):
         said = '"stream_options": "include_usage" must be true or false'
         raise ApiError(400, said, "stream_options", "invalid_type")
+    if (padded := None if options is None else options.get("include_obfuscation")) is not None and padded is not False:
+        said = '"stream_options": "include_obfuscation" must be false: events are not padded'
+        raise ApiError(400, said, "stream_options", "unsupported_parameter")
     for key in NOT_STREAMED:
         # 0 asks for the chosen tokens' own.
         if streamed and asked.get(key) is not None and asked[key] is not False:

@@ -270,7 +270,11 @@ def test_one_that_is_a_link_to_itself(job: Path) -> None:
     [
         (sqlite3.SQLITE_FULL, NoSpaceError, "; free some space, then the job can go on"),
         (sqlite3.SQLITE_IOERR_FSYNC, NoSpaceError, "; see that its disk works and has space, then the job can go on"),
-        (sqlite3.SQLITE_CANTOPEN, NoSpaceError, ""),
+        (
+            sqlite3.SQLITE_CANTOPEN,
+            NoSpaceError,
+            "; see that its folder can be written and has room for another file (df -i)",
+        ),
         (sqlite3.SQLITE_BUSY, JobError, ""),
         (None, JobError, ""),
     ],

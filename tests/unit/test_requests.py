@@ -45,6 +45,11 @@ def test_a_line_as_the_openai_cookbook_writes_it() -> None:
             store=False,
             parallel_tool_calls=True,
             service_tier=None,
+            modalities=["text"],
+            function_call="none",
+            prompt_cache_retention="24h",
+            prompt_cache_options={"mode": "implicit"},
+            prediction={"type": "content", "content": [{"type": "text", "text": "high"}]},
         ),
         line=1,
     )
@@ -93,12 +98,40 @@ def test_roles(role: str) -> None:
         {"best_of": 3},
         {"functions": [{"name": "x"}]},
         {"suffix": "x"},
+        {"modalities": ["text", "audio"]},
+        {"modalities": "text"},
+        {"function_call": {"name": "x"}},
     ],
 )
 def test_what_would_change_the_answer_is_refused(body: dict[str, Any]) -> None:
     key = next(iter(body))
     with pytest.raises(RowError, match=f'^"{key}" = .* is not supported; remove it$'):
         parse_openai(completion(**body), 1)
+
+
+def test_a_suffix_that_is_empty_asks_for_nothing() -> None:
+    assert parse_openai(completion(suffix=""), 1) == parse_openai(completion(), 1)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "message"),
+    [
+        ("a text", "must be an object such as"),
+        ({"type": "content"}, "must be an object such as"),
+        ({"type": "file", "content": "x"}, "must be an object such as"),
+        ({"type": "content", "content": 3}, '"content" must be a text or a list of parts, got 3'),
+        ({"type": "content", "content": [{"type": "image_url"}]}, 'only parts of the "type" "text" are supported'),
+    ],
+)
+def test_a_prediction_that_is_none_is_refused(prediction: Any, message: str) -> None:
+    with pytest.raises(RowError, match=f'^"?prediction"?.*{message}'):
+        parse_openai(chat(prediction=prediction), 1)
+
+
+@pytest.mark.parametrize("key", ["modalities", "function_call", "prediction"])
+def test_lines_of_ones_own_have_no_keys_for_openais_clients(key: str) -> None:
+    with pytest.raises(RowError, match=f'unknown parameter "{key}"'):
+        parse_simple({"prompt": "x", key: ["text"]}, 1)
 
 
 @pytest.mark.parametrize(

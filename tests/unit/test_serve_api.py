@@ -402,6 +402,12 @@ WRONG: list[tuple[dict[str, Any], int, str | None]] = [
         "stream_options",
     ),
     ({"model": "small", "prompt": "Row", "stream": True, "stream_options": {"include_usage": None}}, 200, None),
+    ({"model": "small", "prompt": "Row", "stream": True, "stream_options": {"include_obfuscation": False}}, 200, None),
+    (
+        {"model": "small", "prompt": "Row", "stream": True, "stream_options": {"include_obfuscation": True}},
+        400,
+        "stream_options",
+    ),
 ]
 
 

@@ -64,6 +64,17 @@ def test_a_batch_is_uploaded_run_and_fetched(tmp_path: Path) -> None:
         assert done.status == "completed"
         assert done.request_counts is not None
         assert done.request_counts.to_dict() == {"total": 3, "completed": 2, "failed": 1}
+        assert batch.usage is None
+        rows = rows_of(client, done.output_file_id)
+        each = [row["response"]["body"]["usage"] for row in rows]
+        told = [sum(usage[f"{kind}_tokens"] for usage in each) for kind in ("prompt", "completion")]
+        assert min(told) > 0
+        assert done.usage is not None
+        assert [done.usage.input_tokens, done.usage.output_tokens, done.usage.total_tokens] == [*told, sum(told)]
+        assert (done.usage.input_tokens_details.cached_tokens, done.usage.output_tokens_details.reasoning_tokens) == (
+            None,
+            None,
+        )
         moments = (done.created_at, done.in_progress_at, done.finalizing_at, done.completed_at)
         assert list(moments) == sorted(each or 0 for each in moments)
         assert done.expires_at == done.created_at + 24 * 3600
@@ -186,6 +197,8 @@ def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path) -> None:
         assert {row["error"]["code"] for row in errors} == {"batch_cancelled"}
         assert [row["response"] for row in errors] == [None] * 4
         assert done.request_counts.failed == 4
+        assert done.usage is not None
+        assert done.usage.input_tokens == 2 * 2, "of rows that are done alone"
         with pytest.raises(openai.ConflictError):
             client.batches.cancel(batch.id)
 
