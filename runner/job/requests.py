@@ -420,8 +420,9 @@ def _without_prediction(fields: dict[str, Any]) -> None:
     if (prediction := fields.pop("prediction", None)) is None:
         return
     if not isinstance(prediction, dict) or prediction.keys() != {"type", "content"} or prediction["type"] != "content":
-        wanted = 'an object such as {"type": "content", "content": …}'
-        raise RowError(f'"prediction" must be {wanted}, got {shown(prediction)}')
+        raise RowError(
+            f'"prediction" must be an object such as {{"type": "content", "content": …}}, got {shown(prediction)}'
+        )
     _content("prediction", prediction["content"])
 
 
