@@ -166,6 +166,7 @@ def _register_other_commands() -> None:
     from outrider.runner.cli.bench import bench_command
     from outrider.runner.cli.cluster import cancel_command, list_command, logs_command, submit_command, token_command
     from outrider.runner.cli.machine import doctor_command, topology_command
+    from outrider.runner.cli.merge import merge_command
     from outrider.runner.cli.quantize import quantize_command
     from outrider.runner.cli.score import score_command
     from outrider.runner.cli.serve import serve_command
@@ -173,6 +174,7 @@ def _register_other_commands() -> None:
     app.command("bench", cls=Deferred)(bench_command)
     app.command("score", cls=Deferred)(score_command)
     app.command("quantize", cls=Deferred)(quantize_command)
+    app.command("merge", cls=Deferred)(merge_command)
     from outrider.runner.cli.retry import retry_command
 
     app.command("serve", cls=Deferred)(serve_command)

@@ -1,4 +1,4 @@
-"""The options of outrider score and outrider quantize."""
+"""The options of outrider score, outrider quantize and outrider merge."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from outrider.runner.options.option import Option
+from outrider.runner.options.option import Option, OptionModel
 from outrider.runner.options.shared import ComputedModel, ModelOptions, UnitOptions, WaitingOptions
 from outrider.runner.options.values import Format, Method, Name, NamedPath, Precision
 
@@ -105,3 +105,32 @@ class QuantizeSpec(ModelOptions, UnitOptions, WaitingOptions):
         Format, Option(help="Of --calibration: auto, jsonl (rows) or text (one text).", decides_text=False)
     ] = "auto"
     skip_bad: Annotated[bool, Option(help="Leave bad rows of --calibration out.", decides_text=False)] = False
+
+
+class MergeSpec(OptionModel):
+    """The merged model"""
+
+    adapter: Annotated[
+        Name,
+        Option(
+            help="The adapter's directory or hub id: a LoRA as PEFT saves it.",
+            decides_text=False,
+            metavar="ADAPTER",
+            positional=True,
+            if_missing="name the directory of an adapter",
+        ),
+    ]
+    model: Annotated[
+        Name | None,
+        Option(
+            help="The model that it is merged into [default: the one that it names].",
+            decides_text=False,
+            spellings=("-m",),
+            metavar="MODEL",
+        ),
+    ] = None
+    # Must be given; merge says so.
+    out: Annotated[
+        NamedPath | None,
+        Option(help="Directory of the merged model.", decides_text=False, spellings=("-o",), metavar="DIR"),
+    ] = None

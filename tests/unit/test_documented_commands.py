@@ -55,6 +55,7 @@ RUN_BY = {
     "outrider doctor": "tests/unit/test_doctor.py",
     "outrider list": f"{LAUNCHER}::test_submitted_it_is_found_again",
     "outrider logs": f"{SUBMIT}::test_a_job_is_sent_followed_cancelled_and_sent_again",
+    "outrider merge": "tests/unit/test_merge.py::test_what_is_merged_is_what_peft_merges",
     "outrider quantize": "tests/unit/test_quantise.py::test_the_command_makes_a_checkpoint_that_scores",
     "outrider report": "tests/unit/test_report.py",
     "outrider results": f"{END_TO_END}::test_killed_it_resumes_and_interrupted_it_drains_and_refuses_company",

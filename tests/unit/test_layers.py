@@ -58,7 +58,7 @@ LEVELS = {
         {"engines"},
         {"constraints"},
         {"models"},
-        {"quantising", "scoring"},
+        {"merging", "quantising", "scoring"},
         {"draft"},
         {"target"},
         {"build"},

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from outrider.workers.errors import JobChangedError, ModelError
+from outrider.workers.models.adapter import CONFIG as ADAPTER
+from outrider.workers.models.adapter import WEIGHTS, is_adapter
 from outrider.workers.models.cached_numbers import cached_numbers
 from outrider.workers.models.config_file import NAME, config_path, quantisation_of, read_config
 from outrider.workers.models.digests import digest_of
@@ -52,8 +54,6 @@ USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048}
 # Families that read a row of any length: they have a state, and no limit to positions.
 WITHOUT_LIMIT = frozenset(("mamba", "mamba2", "falcon_mamba", "xlstm", "rwkv", "recurrent_gemma"))
 LONGEST_ROW = 1 << 20
-# Whose weights are to be added to those of a model.
-ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,8 @@ def _to_fetch(name: str, published: Sequence[str]) -> list[str]:
 
 def _lacking(path: Path) -> str:
     """What the download of a model lacks that was cut off; empty where nothing is known to be missing."""
+    if not (path / NAME).exists() and is_adapter(path):
+        return "" if (path / WEIGHTS).exists() else f"it lacks {WEIGHTS}"
     if not (path / NAME).exists():
         return f"it lacks {NAME}"
     try:
@@ -222,10 +224,10 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
 
 
 def _refuse_adapter(path: Path) -> None:
-    if os.path.lexists(path / ADAPTER):
+    if is_adapter(path):
         raise ModelError(
-            f"{path / ADAPTER}: adapters are not applied; merge it into its model (peft: merge_and_unload, then "
-            "save_pretrained), or remove both adapter files to run the model without it"
+            f"{path / ADAPTER}: an adapter is merged into its model before it runs (outrider merge {path} -o DIR); or "
+            "remove both adapter files to run the model without it"
         )
 
 

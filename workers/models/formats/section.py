@@ -49,6 +49,12 @@ class Section:
             raise self.refuse(f'has no "{key}"')
         return value
 
+    def real(self, key: str, default: float) -> float:
+        value: float = self._typed(key, (int, float), "a number", default)
+        if isinstance(value, bool):
+            raise self.refuse(f'has "{key}": {quoted(value)}, where a number is needed')
+        return value
+
     def names(self, key: str) -> tuple[str, ...]:
         value = self._typed(key, list, "a list of names", [])
         if not all(isinstance(each, str) for each in value):

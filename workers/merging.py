@@ -1,0 +1,225 @@
+"""A model of its own out of a model and a LoRA adapter: its files are copied, and the matrices that the adapter changes are
+written over where they lie."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.kernels.packing import to_bf16
+from outrider.workers.errors import ModelError, UsageError
+from outrider.workers.models.adapter import FLOATS, Adapter, Change
+from outrider.workers.models.files import SETTINGS, TEMPLATE_SUFFIX, holds_tokenizer, read_json
+from outrider.workers.models.formats.gguf.file import is_gguf
+from outrider.workers.models.formats.mlx import KEY as OF_MLX
+from outrider.workers.models.formats.raw import TYPES, RawTensors, to_float32
+from outrider.workers.models.formats.section import KEY, names_of_layer
+from outrider.workers.models.headers import Entry, quoted, read_entries, safetensors_of
+from outrider.workers.models.language_model import language_name
+from outrider.workers.models.model_info import described
+
+CONFIG = "config.json"
+SUFFIX = ".unfinished"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+# Families that keep a matrix with its inputs as rows.
+TURNED = ("gpt2", "openai-gpt")
+# Rows that are worked on at a time.
+ROWS = 1024
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """How many matrices were changed, how many tensors replaced, and the bytes of all weights."""
+
+    changed: int
+    replaced: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where in the model's files each tensor lies that the adapter changes, by the adapter's names. ``turned``: the model
+    keeps its matrices with their inputs as rows."""
+
+    entries: Mapping[str, Entry]
+    turned: bool
+
+
+def check_mergeable(base: Path, adapter: Adapter) -> Places:
+    """A ModelError where these two make no model."""
+    if is_gguf(base):
+        raise ModelError(f"{base} is a GGUF file, into which no adapter is merged; name what it was made from")
+    values = read_json(base / CONFIG)
+    if values.get(KEY) or values.get(OF_MLX):
+        raise ModelError(
+            f"{base} is quantised, and an adapter is merged into weights that are not: name the checkpoint that it was "
+            "made from (--model)"
+        )
+    files = safetensors_of(base)
+    if not files:
+        raise ModelError(f"{base} holds no safetensors, into which alone an adapter is merged")
+    stored = read_entries(base, files)
+    tied = not any(name.endswith(HEAD) for name in stored)
+    found = {name: _entry(stored, adapter, name) for name in (*map(weight_of, adapter.changes), *adapter.whole)}
+    for name in found:
+        if tied and name.endswith(EMBEDDING):
+            raise ModelError(
+                f"{adapter.path} changes {quoted(name)}, which is the model's LM head as well: the adapter leaves that as "
+                "it is, and a merged model could not"
+            )
+    places = Places(found, values.get("model_type") in TURNED)
+    for change in adapter.changes:
+        _check_shape(adapter, weight_of(change), _in_its_place(places, change)[0], found[weight_of(change)])
+    for name, entry in adapter.whole.items():
+        _check_shape(adapter, name, entry.shape, found[name])
+    _check_copies(stored, adapter, tied)
+    return places
+
+
+def _check_copies(stored: Mapping[str, Entry], adapter: Adapter, tied: bool) -> None:
+    model, own = RawTensors(stored), RawTensors(adapter.copies)
+    try:
+        for name, entry in adapter.copies.items():
+            of_model = next(each for each in stored if each.endswith(EMBEDDING)) if tied and name == HEAD else name
+            place = _entry(stored, adapter, of_model)
+            _check_shape(adapter, name, entry.shape, place)
+            of_model = next(each for each in stored if stored[each] is place)
+            if not np.array_equal(to_float32(model.whole(of_model)), to_float32(own.whole(name))):
+                raise ModelError(
+                    f"{adapter.path} holds {quoted(name)}, which is not the model's: it was made for another model, or "
+                    "trained that as well and does not say so"
+                )
+    finally:
+        model.close()
+        own.close()
+
+
+def _check_shape(adapter: Adapter, name: str, shape: tuple[int, ...], place: Entry) -> None:
+    if shape != place.shape:
+        raise ModelError(
+            f"{adapter.path} changes {quoted(name)} by one of the shape {shape}, the model's has {place.shape}: it is of "
+            "another model, or of one with tokens that were added, which are not followed"
+        )
+
+
+def weight_of(change: Change) -> str:
+    return f"{change.module}.weight"
+
+
+def _in_its_place(places: Places, change: Change) -> tuple[tuple[int, int], bool]:
+    """The shape of what is added, and whether that is B A turned round."""
+    turned = change.embedding or places.turned
+    return (change.shape[::-1] if turned else change.shape), turned
+
+
+def _entry(stored: Mapping[str, Entry], adapter: Adapter, name: str) -> Entry:
+    alone = language_name(name) or name
+    own = next((each for each in (name, *names_of_layer(alone)) if each in stored), None)
+    if own is None:
+        raise ModelError(f"{adapter.path} changes {quoted(name)}, which the model does not have: is it of another model?")
+    entry = stored[own]
+    if entry.type not in FLOATS or len(entry.shape) not in (1, 2):
+        raise ModelError(f"{entry.file}: {quoted(own)} is of type {entry.type} and shape {entry.shape}, and is not changed")
+    return entry
+
+
+def merge(base: Path, adapter: Adapter, out: Path, say: Say) -> Merged:
+    """Into a folder beside ``out`` first, which moves there when all is in it."""
+    places = check_mergeable(base, adapter)
+    partial = out.with_name(out.name + SUFFIX)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        size = _copy(base, adapter, partial, say)
+        _write(places, adapter, partial, say)
+        for file in partial.rglob("*"):
+            _sync(file)
+        _sync(partial)
+        partial.rename(out)
+        _sync(out.parent)
+    except OSError as error:
+        raise UsageError(f"--out: {partial} cannot be written: {error.strerror}") from None
+    return Merged(len(adapter.changes), len(adapter.whole), size)
+
+
+def _copy(base: Path, adapter: Adapter, out: Path, say: Say) -> int:
+    """All weights, and what describes the model; of the tokenizer the adapter's, where it has one."""
+    own = [file for file in described(adapter.path) if of_tokenizer(file)]
+    brings = any(map(holds_tokenizer, own))
+    kept = [file for file in described(base) if not (brings and of_tokenizer(file))]
+    for source, files in ((base, kept), (adapter.path, own if brings else [])):
+        for file in files:
+            copy = out / file.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
+    size = 0
+    for file in safetensors_of(base):
+        say(f"copying {file.name}")
+        shutil.copyfile(file, out / file.name)
+        size += file.stat().st_size
+    return size
+
+
+def of_tokenizer(file: Path) -> bool:
+    return holds_tokenizer(file) or file.name in (*SETTINGS, "chat_template.json") or file.suffix == TEMPLATE_SUFFIX
+
+
+def _write(places: Places, adapter: Adapter, out: Path, say: Say) -> None:
+    read = RawTensors(places.entries)
+    own = RawTensors({name: entry for change in adapter.changes for name, entry in _named(change)} | dict(adapter.whole))
+    try:
+        for number, change in enumerate(adapter.changes, 1):
+            say(f"merging {change.module} ({number} of {len(adapter.changes)})")
+            _add(places, change, read, own, out)
+        for name in adapter.whole:
+            _over(places.entries[name], 0, to_float32(own.whole(name)), out)
+    finally:
+        read.close()
+        own.close()
+
+
+def _named(change: Change) -> tuple[tuple[str, Entry], tuple[str, Entry]]:
+    return (f"{change.module} A", change.a), (f"{change.module} B", change.b)
+
+
+def _add(places: Places, change: Change, read: RawTensors, own: RawTensors, out: Path) -> None:
+    """In 64 bits, and rounded once: the same bits on every machine."""
+    a, b = (to_float32(own.whole(name)).astype(np.float64) for name, _ in _named(change))
+    if _in_its_place(places, change)[1]:
+        a, b = b.T, a.T
+    name = weight_of(change)
+    place = places.entries[name]
+    for start in range(0, place.shape[0], ROWS):
+        stop = min(start + ROWS, place.shape[0])
+        with np.errstate(all="ignore"):  # what is no number is refused where it is written
+            change_of_rows = b[start:stop] @ a * change.scale
+            weights = to_float32(read.rows(name, start, stop)) + change_of_rows
+        _over(place, start, weights, out)
+
+
+def _over(place: Entry, start: int, weights: NDArray[np.floating], out: Path) -> None:
+    """Over the rows from ``start`` on of the tensor in the copy."""
+    with np.errstate(over="ignore"):
+        single = weights.astype(np.float32)
+        stored = to_bf16(single) if place.type == "BF16" else single.astype(TYPES[place.type])
+    if not np.isfinite(to_float32(stored)).all():
+        raise ModelError(f"{place.file}: a merged weight is no finite number in {place.type}")
+    offset = place.offset + start * stored.nbytes // max(1, len(stored))
+    with (out / place.file.name).open("r+b") as stream:
+        stream.seek(offset)
+        stream.write(np.ascontiguousarray(stored).tobytes())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
