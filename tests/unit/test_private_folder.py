@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -118,6 +119,28 @@ def test_a_short_tmpdir_is_used(short: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TMPDIR", str(short))
     with held_folder(BENEATH) as folder:
         assert folder.parent == short / OWN
+
+
+def test_a_file_system_that_is_read_only_is_said_to_be(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no socket, and lets no file be removed either, also where there is none: that was a traceback."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    class Closed(socket.socket):
+        bind = refuse
+
+    with monkeypatch.context() as patched:
+        patched.setattr(private_folder.socket, "socket", Closed)
+        patched.setattr(Path, "unlink", refuse)
+        with (
+            pytest.raises(JobError, match=r"takes no socket: Read-only file system.*; set TMPDIR to"),
+            held_folder(BENEATH),
+        ):
+            pass
+    monkeypatch.setattr(private_folder.tempfile, "mkdtemp", refuse)
+    with pytest.raises(JobError, match="takes no folder: Read-only file system; set TMPDIR to"), held_folder(BENEATH):
+        pass
 
 
 def test_where_no_root_is_fit_the_sentence_names_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,9 @@ def _check_tools(base: Path, beneath: int) -> None:
     except OSError as error:
         raise Unfit(f"{base} takes no socket: {error.strerror}") from None
     finally:
-        (base / name).unlink(missing_ok=True)
+        # A file system that takes none, being read-only, lets none be removed either.
+        with suppress(OSError):
+            (base / name).unlink()
     lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -157,7 +159,10 @@ def _check_tools(base: Path, beneath: int) -> None:
 
 def _made_and_locked(base: Path) -> tuple[Path, int]:
     for _ in range(TRIES):
-        folder = Path(tempfile.mkdtemp(dir=base, prefix=""))
+        try:
+            folder = Path(tempfile.mkdtemp(dir=base, prefix=""))
+        except OSError as error:
+            raise JobError(f"{base} takes no folder: {error.strerror}; set TMPDIR to a folder of your own") from None
         lock = _locked(folder)
         if lock is not None:
             return folder, lock
