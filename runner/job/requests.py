@@ -380,7 +380,8 @@ def _text_of_part(place: str, part: object) -> str:
         raise RowError(f'{place} must be an object such as {{"type": "text", "text": …}}, got {shown(part)}')
     if part.get("type") != "text":
         raise RowError(f'{place}: only parts of the "type" "text" are supported, got {shown(part.get("type"))}')
-    if unknown := sorted(part.keys() - {"type", "text"}):
+    # Where OpenAI's cache of prompts may end changes no text.
+    if unknown := sorted(part.keys() - {"type", "text", "prompt_cache_breakpoint"}):
         raise RowError(f'{place}: unknown key "{short(unknown[0])}"; remove it')
     text = part.get("text")
     if not isinstance(text, str):

@@ -40,7 +40,8 @@ class Idle:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._since: dict[Connection, float] = {}
+        # With what was asked last: who asks again and again is seen between its requests, and is not idle.
+        self._since: dict[Connection, tuple[Any, float]] = {}
 
     def let_go(self, connections: Iterable[Connection], now: float) -> None:
         """Of those that have been idle for too long; of more than ``most`` those that have been so for longest, too.
@@ -49,12 +50,13 @@ class Idle:
         """
         all_ = list(connections)
         idle = [each for each in all_ if each.cycle is None or each.cycle.response_complete]
-        known = [each for each in idle if each in self._since]
-        self._since = {each: self._since.get(each, now) for each in idle}
-        known.sort(key=self._since.__getitem__)
+        known = [each for each in idle if each in self._since and self._since[each][0] is each.cycle]
+        before = {each: self._since[each] for each in known}
+        self._since = {each: before.get(each, (each.cycle, now)) for each in idle}
+        known.sort(key=lambda each: self._since[each][1])
         over = max(0, len(all_) - self._most)
         for place, each in enumerate(known):
-            seconds = now - self._since[each]
+            seconds = now - self._since[each][1]
             if seconds >= UNREAD_SECONDS:
                 each.transport.abort()
             elif place < over or seconds >= IDLE_SECONDS:

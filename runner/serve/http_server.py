@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from outrider.runner.serve.connections import Connection, Idle
+from outrider.runner.serve.connections import UNREAD_SECONDS, Connection, Idle
 
 logger = logging.getLogger("outrider.serve")
 
@@ -36,6 +36,8 @@ class HttpServer(uvicorn.Server):
         told_before: Callable[[], bool] = lambda: False,
         most: int = 1 << 10,
     ) -> None:
+        # uvicorn itself lets go of one five seconds after an answer, as clients that ask every five seconds ask again.
+        config.timeout_keep_alive = int(UNREAD_SECONDS)
         super().__init__(config)
         self._idle = Idle(most)
         self._said: float | None = None
@@ -80,7 +82,7 @@ class HttpServer(uvicorn.Server):
         self.force_exit = self.told_again
 
     async def _let_go(self) -> None:
-        """uvicorn itself lets go of those that have had an answer, and of no other."""
+        """uvicorn itself lets go of those alone that have had an answer, and much later."""
         loop = asyncio.get_running_loop()
         while True:
             self._idle.let_go(cast("set[Connection]", self.server_state.connections), loop.time())

@@ -78,7 +78,7 @@ def test_the_forms_of_stop(stop: Any, parsed: Any) -> None:
 
 
 def test_content_in_parts() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "prompt_cache_breakpoint": {"mode": "explicit"}}]
     request = parse_openai(chat(messages=[{"role": "user", "content": parts}]), 1)
     assert request.messages == (Message(role="user", content="ab"),)
     picture = [{"type": "image_url", "image_url": {"url": "http://x"}}]

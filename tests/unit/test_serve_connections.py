@@ -72,6 +72,25 @@ def test_one_that_is_asked_again_is_idle_anew() -> None:
     assert not each.ended
 
 
+def test_one_that_is_asked_between_all_looks_is_never_idle() -> None:
+    """Answers take milliseconds, looks are half a second apart: who polled was let go after 30 s, amid a request."""
+    idle, each = Idle(0), FakeConnection(Cycle(True))
+    for second in range(2 * int(UNREAD_SECONDS)):
+        idle.let_go([each], float(second))
+        each.cycle = Cycle(True)
+    assert not each.ended
+
+
+def test_a_connection_that_has_had_an_answer_is_let_go_as_others_are(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By uvicorn's own rule after 5 s, just when clients that ask every 5 s ask again."""
+    assert served.server.config.timeout_keep_alive > IDLE_SECONDS
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.1)
+    got = served.told(f"GET /v1/models HTTP/1.1\r\n{HEAD}\r\n")
+    assert got.startswith("HTTP/1.1 200"), "and the connection has ended, or this would wait"
+
+
 def test_of_too_many_those_that_have_been_idle_for_longest_go_first() -> None:
     first, second, third, asked = FakeConnection(), FakeConnection(), FakeConnection(), FakeConnection(Cycle(False))
     idle = Idle(2)
