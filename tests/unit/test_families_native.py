@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from family_texts import differences, one_thread
+from family_texts import difference, differences, one_thread, prompt
 from native_models import TOKENS, logits, open_native
 from tiny_models import MIXTURES, TINY, tiny_model
+
+from outrider.workers.models.probe import written_by_transformers
 
 # Relative to the largest logit. float32 differs by the order of its sums only.
 FP32_BOUND = 1e-4
@@ -44,8 +46,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
-def families(quick: Collection[str] = QUICK) -> Iterator[object]:
-    for name in FAMILIES:
+def families(quick: Collection[str] = QUICK, names: Iterable[str] = FAMILIES) -> Iterator[object]:
+    for name in names:
         yield pytest.param(name, marks=() if name in quick else pytest.mark.slow)
 
 
@@ -87,8 +89,9 @@ def compare(name: str, path: Path, seed: int = 0, **changes: Any) -> None:
         assert distance < bound, f"{name} in {precision}: {distance:.3f}, the bound is {bound}"
 
 
-@pytest.mark.parametrize("name", families())
+@pytest.mark.parametrize("name", families(names=dict.fromkeys([*QUICK, *one_of_each()])))
 def test_the_kernels_compute_what_transformers_computes(name: str, tmp_path: Path) -> None:
+    """Of each family the one with the most of its own. All of them, in random sizes: test_random_shapes."""
     compare(name, tmp_path)
 
 
@@ -100,6 +103,16 @@ def test_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     found, proposed = differences(tmp_path, 3)
     assert not found, f"{name}: {'; '.join(found)}"
     assert proposed > 10
+
+
+@pytest.mark.parametrize("place", [0, 5, 9])
+def test_a_token_that_transformers_would_not_write_is_found(place: int) -> None:
+    model, given = tiny_model("llama"), prompt(17, 0, 198)
+    expected = written_by_transformers(model, given)
+    assert not difference(model, given, expected.written)
+    written = list(expected.written)
+    written[place] = int(expected.scores[place].argmin())
+    assert difference(model, given, written).startswith(f"of 17 tokens: token {place} is {written[place]}, not ")
 
 
 def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
