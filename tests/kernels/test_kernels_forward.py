@@ -1,5 +1,6 @@
 """The compiled forward pass against the NumPy reference, and against itself: bit for bit however it is asked."""
 
+import itertools
 import mmap
 import os
 import re
@@ -28,6 +29,7 @@ from kernel_models import (
     all_logits,
     assert_same_bits,
     build,
+    in_turn,
     packed,
     random_matrices,
     tokens,
@@ -82,10 +84,8 @@ def test_against_the_reference(models, name, format):
     assert abs(found - wanted).max() <= TOLERANCE[format] * abs(wanted).max()
 
 
-@pytest.mark.one_in(17)
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize(("name", "format", "isa"), in_turn(FORMATS, INSTRUCTION_SETS))
 def test_feeding_threads_and_neighbours_change_no_bit(models, name, format, isa, monkeypatch):
     monkeypatch.setenv("OUTRIDER_ISA", isa)
     model, shape = models[name, format], SHAPES[name]
@@ -106,8 +106,7 @@ def test_feeding_threads_and_neighbours_change_no_bit(models, name, format, isa,
 
 
 @pytest.mark.one_in(8)
-@pytest.mark.parametrize("format", [Format.W4A8, Format.BF16])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("name", "format"), zip(SHAPES, itertools.cycle([Format.W4A8, Format.BF16])))
 def test_any_number_of_threads_does_the_same_work(models, name, format):
     """Some of them have nothing of their own, and more than one share to help with."""
     model, text, cores = models[name, format], tokens(SHAPES[name], 44), sorted(os.sched_getaffinity(0))
@@ -151,8 +150,15 @@ def test_long_rows_cross_blocks_and_chunks(shape, format):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", [8, 24, 64, 72, 80, 128, 256])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("head", "format"),
+    # Each in two formats: all read the same keys and values.
+    [
+        (head, FORMATS[(2 * at + more) % len(FORMATS)])
+        for at, head in enumerate((8, 24, 64, 72, 80, 128, 256))
+        for more in (0, 1)
+    ],
+)
 def test_head_sizes(head, format):
     shape = Shape(width=4 * head, heads=4, kv_heads=2, inner=96, layers=1, vocabulary=50, group=32)
     model = packed(shape, format)
@@ -493,10 +499,8 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch):
         packed(OPT, Format.W8A8).model()
 
 
-@pytest.mark.one_in(13)
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize(("name", "format", "threads"), in_turn(FORMATS, [1, 3]))
 def test_a_branch_is_as_if_its_token_had_been_fed(models, name, format, threads):
     """Choices, margins and log-probabilities, also with penalties, near the ends of blocks, and of several rows at once."""
     shape, model = SHAPES[name], models[name, format]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from outrider.kernels import packing
 from outrider.kernels.builder import Builder
 from outrider.kernels.native import NativeFeed, NativeModel
 from outrider.kernels.program import Activation, Format, Norm, Program, Routing, Slice, Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,15 @@ SHAPES = {
     "bigcode": BIGCODE,
     "gelu": GELU,
 }
+
+
+def in_turn(formats: Sequence[Format], others: Sequence[T]) -> list[tuple[str, Format, T]]:
+    """Each shape in each format with one of the others, so that every pair of values of the three is tried."""
+    return [
+        (name, format, others[(row + column) % len(others)])
+        for row, name in enumerate(SHAPES)
+        for column, format in enumerate(formats)
+    ]
 
 
 def build(shape: Shape, precision: Format) -> Program:
