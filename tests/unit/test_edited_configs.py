@@ -27,8 +27,8 @@ from outrider.workers.models.opening import check_weights, native_supports
 
 # Relative to the largest logit: the order of sums in float32. What is read otherwise shows in tenths.
 BOUND = 1e-4
-# Edits of a family that the fast set tries, and how many of them are computed at least.
-SOME, COMPUTED = 16, 2
+# Edits of a family that are tried unless all are, and how many of them are computed at least.
+SOME, COMPUTED = 8, 1
 # transformers sets a Youtu's embedding of the padding token to 0 after it has read it; its makers' own code does not.
 OF_TRANSFORMERS_ALONE = {"youtu": [{"pad_token_id": -1}]}
 FAMILIES = list({kind: name for name, (kind, _) in reversed((TINY | MIXTURES).items())}.values())[::-1]

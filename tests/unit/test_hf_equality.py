@@ -19,9 +19,9 @@ from outrider.workers.models.opening import OpenModel
 from outrider.workers.models.tokenizer import Tokenizer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
-PROMPTS = 80
+PROMPTS = 24
 TOKENS = 12
-DRAWS = 25_000
+DRAWS = 10_000
 # torch's kernels sum in another order at another batch, so one row may turn where two scores nearly tie.
 MOST_TURNED = 1
 
@@ -68,7 +68,7 @@ def test_assisted_text_is_plain_text(pair, tokenizer, temperature):
     plain, _ = write(target_of(target, 1, 0), rows)
     assert len(plain) == len(rows)
     # One row at a time takes eight times as long, so a quarter of them has to do.
-    for batch, count, given in ((1, 6, rows[::4]), (8, 1, rows), (8, 6, rows)):
+    for batch, count, given in ((1, 6, rows[::4]), (8, 1, rows[::2]), (8, 6, rows)):
         assisted, verifier = write(target_of(target, batch, count, draft_of(draft)), given)
         assert len(assisted) == len(given)
         turned = [key for key in assisted if assisted[key].tokens != plain[key].tokens]
