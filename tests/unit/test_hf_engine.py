@@ -217,6 +217,7 @@ def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
         load_hf(ModelSpec(str(folder), "hf", "fp32"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("named", ["flash_attention_2", "somebody/kernel", {"": "somebody/kernel"}, "nonsense"])
 def test_kernels_that_a_configuration_names_are_not_looked_for(named: object, tmp_path: Path) -> None:
     """transformers would fetch them from the model hub, as code, or fail where they are not."""
