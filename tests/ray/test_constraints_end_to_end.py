@@ -84,7 +84,7 @@ def test_a_schema_that_cannot_be_compiled_is_its_rows_error_and_one_without_end_
     ]
     lines = [json.dumps({"prompt": "x =", **each}) for each in asked]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    done = outrider("run", "in.jsonl", "-o", "job", "--skip-bad", cwd=tmp_path)
+    done = outrider("run", "in.jsonl", "-o", "job", "--skip-bad", "--draft", "none", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     errors = [json.loads(line)["error"]["message"] for line in (tmp_path / "job" / "errors.jsonl").read_text().splitlines()]
     assert [error.split(": ")[:2] for error in errors] == [

@@ -183,7 +183,8 @@ def test_killed_it_resumes_and_interrupted_it_drains_and_refuses_company(undistu
     wait_for_rows(process, job, 3)
     process.kill()
     process.wait()
-    process = start("run", EXAMPLES, "-o", job, "--batch", "1", cwd=tmp_path)
+    # A draft takes no part in what follows, and takes three seconds of a processor to start.
+    process = start("run", EXAMPLES, "-o", job, "--batch", "1", "--draft", "none", cwd=tmp_path)
     wait_for_rows(process, job, rows_done(job) + 1)
     with targets_standing_still(process.pid):
         company = outrider("run", EXAMPLES, "-o", job, cwd=tmp_path)
@@ -264,7 +265,7 @@ def test_bad_rows_become_error_records_when_asked(tmp_path):
     refused = outrider("run", "rows.jsonl", cwd=tmp_path)
     assert refused.returncode == 2
     assert 'rows.jsonl:2: "prompt" is empty' in refused.stderr
-    done = outrider("run", "rows.jsonl", "--skip-bad", cwd=tmp_path)
+    done = outrider("run", "rows.jsonl", "--skip-bad", "--draft", "none", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     [error] = map(json.loads, (tmp_path / "rows-job" / "errors.jsonl").read_text().splitlines())
     assert error["custom_id"] == "bad"

@@ -145,7 +145,7 @@ INTERRUPTED = """
 import json, outrider, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
-    outrider.run(json.load(open("rows.json")), out="job", batch=4)
+    outrider.run(json.load(open("rows.json")), out="job", batch=4, draft="none")
 except KeyboardInterrupt:
     job = outrider.open("job")
     print(job.status, job.summary.done)
@@ -167,7 +167,7 @@ def test_an_interrupt_drains_and_the_same_call_goes_on(tmp_path: Path, monkeypat
     assert not is_held(tmp_path / "job")
 
     monkeypatch.chdir(tmp_path)
-    job = library.run(LONG[:], out="job", wait=False, progress=False)
+    job = library.run(LONG[:], out="job", draft="none", wait=False, progress=False)
     wait_for(lambda: job.status == "running" and job.summary.done > int(done), "row of the second run")
     with pytest.raises(library.OutriderError, match="is being run by process"):
         library.run(LONG, out="job", progress=False)
@@ -217,7 +217,7 @@ def test_a_job_whose_ray_dies_begins_its_command_line_anew(tmp_path: Path, monke
     """In the same process, with what the caller has handed over: the file it tells in, and rows that are read already."""
     monkeypatch.chdir(tmp_path)
     rows = LONG[:40]
-    job = library.run(rows, out="job", batch=2, wait=False, progress=False)
+    job = library.run(rows, out="job", batch=2, draft="none", wait=False, progress=False)
     wait_for(lambda: rows_done(tmp_path / "job") > 3, "row")
     # By its short name, cut at 15 letters: a process that has just ended has no command line.
     [server] = [process for process in psutil.Process().children(recursive=True) if process.name().startswith("gcs_server")]
