@@ -7,7 +7,7 @@ read; ``QuantisedRows`` are some of its rows. What they stand for is defined by 
 - with minima (Q4_1, Q5_1, Q4_K, Q5_K, MLX's): w = code * scale - minimum
 - two levels (Q4_K, Q5_K, Q6_K): scale = super_scale * sub_scale and minimum = super_minimum * sub_minimum, where the
   super-scales are fp16 and the others integers of 6 or 8 bits: the products are exact in fp32, and come beside the levels
-- E4M3 (fp8) and E2M1 (MXFP4): w = value(code) * scale
+- E4M3 (fp8), E2M1 (MXFP4), NF4 and FP4 (bitsandbytes): w = value(code) * scale
 
 Every scale belongs to one row and ``group`` neighbouring columns; what a file states once for a row, a block of rows or
 the whole tensor is repeated. Columns come in the order of the codes: where the scheme says ``ordered`` (activation order),
@@ -33,6 +33,8 @@ class Values(Enum):
     INTEGER = "int"
     E4M3 = "e4m3"
     E2M1 = "e2m1"
+    NF4 = "nf4"
+    FP4 = "fp4"
 
 
 # The bits of a scale's fraction, the leading one included, by the name of its type: what a header has to have room for.
@@ -117,7 +119,7 @@ class QuantisedRows:
         if scheme.values is Values.INTEGER:
             values = self.codes.astype(np.float32) - np.repeat(self.zeros, scheme.group, axis=1)
         else:
-            values = (E4M3 if scheme.values is Values.E4M3 else E2M1)[self.codes]
+            values = TABLES[scheme.values][self.codes]
         result: Floats = values * scales
         return result if self.minima is None else result - np.repeat(self.minima, scheme.group, axis=1)
 
@@ -144,3 +146,16 @@ E4M3 = _e4m3()
 # Codes 0 to 7, then the same with the sign set. Doubled, they are whole numbers.
 _HALVES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
 E2M1: Floats = np.concatenate([_HALVES, -_HALVES])
+# bitsandbytes' tables: the middles of equal shares of a normal distribution, and floats of two bits of exponent and one of
+# fraction, divided by the largest.
+NF4: Floats = np.array(
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
+        *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ],
+    np.float32,
+)
+_TWELFTHS = np.array([0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0], np.float32)
+FP4: Floats = (np.concatenate([_TWELFTHS, -_TWELFTHS]) / np.float32(12.0)).astype(np.float32)
+TABLES = {Values.E4M3: E4M3, Values.E2M1: E2M1, Values.NF4: NF4, Values.FP4: FP4}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from outrider.workers.errors import ModelError
+from outrider.workers.models.formats.bitsandbytes import read_bitsandbytes
 from outrider.workers.models.formats.compressed import GLOBAL_SCALE, FourBitFloats, PackedMatrix, PlainMatrix, Weights
 from outrider.workers.models.formats.matrix import Matrix, Parts
 from outrider.workers.models.formats.mlx import KEY as OF_MLX
@@ -19,7 +20,7 @@ from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.section import KEY, Section, either, names_of_layer, pattern_of, refuse_kept_plain
 from outrider.workers.models.headers import quoted
 
-FORMATS = "awq (gemm), gptq, auto-round, compressed-tensors, fp8, mxfp4, modelopt (fp8, nvfp4) and MLX's"
+FORMATS = "awq (gemm), gptq, auto-round, bitsandbytes, compressed-tensors, fp8, mxfp4, modelopt (fp8, nvfp4) and MLX's"
 MXFP4, NVFP4, MXFP8 = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-quantized"
 PACKED, PLAIN = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized", MXFP8)
 # Of floats of four bits: the columns under one scale.
@@ -50,7 +51,8 @@ def read_quantisation(values: Mapping[str, Any], source: str) -> Quantisation | 
     if not stated:
         return None
     section = Section(stated, f"{source}: {KEY}")
-    method = section.text("quant_method", "")
+    in_bits = section.values.get("load_in_8bit") or section.values.get("load_in_4bit")
+    method = section.text("quant_method", "bitsandbytes" if in_bits else "")
     readers: dict[str, Callable[[Section], Quantisation]] = {
         "awq": read_awq,
         "gptq": read_gptq,
@@ -60,6 +62,7 @@ def read_quantisation(values: Mapping[str, Any], source: str) -> Quantisation | 
         "fp8": _fp8,
         "mxfp4": _mxfp4,
         "modelopt": read_modelopt,
+        "bitsandbytes": read_bitsandbytes,
     }
     if method not in readers:
         of_mlx = f', as MLX writes it, and no "{OF_MLX}" beside it' if {"bits", "group_size"} <= set(section.values) else ""

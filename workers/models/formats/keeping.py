@@ -107,7 +107,7 @@ def fits_halves(matrix: Matrix) -> bool:
         return False
     # A value of e4m3 has four bits, one of e2m1 two; a negative integer with one bit more is a power of two.
     integer = scheme.bits - 1 if scheme.symmetric else scheme.bits
-    bits = {Values.INTEGER: integer, Values.E4M3: 4, Values.E2M1: 2}[scheme.values]
+    bits = {Values.INTEGER: integer, Values.E4M3: 4, Values.E2M1: 2}.get(scheme.values, HALF_BITS)
     if SCALE_BITS[scheme.scale_type] + bits > HALF_BITS:
         return False
     starts = range(0, matrix.shape[0], ROWS_READ)
