@@ -132,14 +132,14 @@ def results_command(
     if named is not None and form != named:
         raise UsageError(f"--format: {form} does not fit to the name {out}; leave out one, or name a directory")
     if form == "openai":
-        folder = output_folder(job, out)
+        folder = output_folder(job, out, or_table=True)
         for name in (RESULTS, ERRORS):
             check_not_input(folder / name, job, journal)
         for written in write_results(journal, folder):
             typer.echo(printable(written))
         return
     journal.close()
-    to = out if out is not None and (named or form == DATASET) else output_folder(job, out) / NAMES[form]
+    to = out if out is not None and (named or form == DATASET) else output_folder(job, out, or_table=True) / NAMES[form]
     typer.echo(printable(write_table(job, to, form)))
 
 

@@ -177,7 +177,7 @@ def _check_not_starting(directory: Path) -> None:
         )
 
 
-def output_folder(directory: Path, out: Path | None) -> Path:
+def output_folder(directory: Path, out: Path | None, or_table: bool = False) -> Path:
     """The directory into which what is made of a job is written: its own, or another that is named, and made if need be."""
     if out is None:
         if not os.access(directory, os.W_OK | os.X_OK):
@@ -188,6 +188,8 @@ def output_folder(directory: Path, out: Path | None) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
+        if not or_table:
+            raise UsageError(f"--out: {out} is no directory; name one") from None
         raise UsageError(
             f"--out: {out} is no directory; name one, or for a table a file whose name ends as tables' do, such as .csv"
         ) from None

@@ -177,6 +177,8 @@ def test_where_things_are_written_instead(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"^--out: .*file is no directory; name one, or for a table a file"):
+        output_folder(tmp_path, tmp_path / "file", or_table=True)
+    with pytest.raises(UsageError, match=r"^--out: .*file is no directory; name one$"):
         output_folder(tmp_path, tmp_path / "file")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(UsageError, match="cannot be written; name another directory with --out"):
