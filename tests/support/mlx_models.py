@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,20 +78,68 @@ SINGLE = re.compile(r"(.*?)(\.experts)\.(\d+)\.(\w+)\.(\w+)")
 OURS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
-def as_mlx_has_it(tensors: Tensors) -> Tensors:
-    """What mlx-lm makes of transformers' names on converting."""
+WHOLE_NORMS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "model.norm.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+)
+
+
+def as_mlx_has_it(name: str, tensors: Tensors) -> Tensors:
+    """What mlx-lm makes of transformers' names on converting, of the tiny model of that name."""
+    experts = "experts" if name in ("dots1", "afmoe") else "switch_mlp"
     found, apart = {}, {}
-    for name, value in tensors.items():
-        single = SINGLE.fullmatch(name)
+    for key, value in tensors.items():
+        single = SINGLE.fullmatch(key)
         if single is not None:
             block, _, number, matrix, part = single.groups()
-            apart.setdefault(f"{block}.switch_mlp.{OURS.get(matrix, matrix)}.{part}", {})[int(number)] = value
-        elif name.endswith("conv.conv.weight"):
-            found[name] = value.transpose(1, 2)
+            apart.setdefault(f"{block}.{experts}.{OURS.get(matrix, matrix)}.{part}", {})[int(number)] = value
+        elif key.endswith(("conv.conv.weight", "conv1d.weight")):
+            found[key] = value.transpose(1, 2)
+        elif name == "lfm2-moe" and ".feed_forward.w" in key:
+            block, _, rest = key.partition(".feed_forward.")
+            found[f"{block}.feed_forward.{OURS[rest[:2]]}{rest[2:]}"] = value
+        elif name == "qwen3-next" and key.endswith(WHOLE_NORMS):
+            found[key] = value + 1
         else:
-            found[name] = value
-    stacked = {name: torch.stack([values[each] for each in sorted(values)]) for name, values in apart.items()}
+            found[key] = value
+    stacked = {key: torch.stack([values[each] for each in sorted(values)]) for key, values in apart.items()}
     return found | stacked
+
+
+def by_heads(model: Path, pack: Callable[[str, torch.Tensor], Packed] | None) -> None:
+    """In place of kv_b_proj what takes queries to the vector, and that to values, of each head by itself.
+
+    ``pack`` quantises these, and the plain checkpoint beside gets their numbers.
+    """
+    config = json.loads((model / "config.json").read_text())
+    plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
+    numbers: Tensors = {}
+
+    def change(tensors: Tensors) -> Tensors:
+        found: Tensors = {}
+        for name, tensor in tensors.items():
+            if not name.endswith(".kv_b_proj.weight"):
+                found[name] = tensor
+                continue
+            block, of_numbers = name.removesuffix(".kv_b_proj.weight"), []
+            made: dict[str, list[torch.Tensor]] = {}
+            for head in tensor.float().unflatten(0, (-1, plain + value)):
+                of_head = []
+                for kind, matrix in (("embed_q", head[:plain].T.contiguous()), ("unembed_out", head[plain:])):
+                    parts, stands_for = ({"weight": matrix}, matrix) if pack is None else pack("", matrix)
+                    of_head.append(stands_for.T if kind == "embed_q" else stands_for)
+                    for part, each in parts.items():
+                        made.setdefault(f"{block}.{kind}.{part}", []).append(each)
+                of_numbers += of_head
+            found |= {name: torch.stack(each) for name, each in made.items()}
+            numbers[name] = torch.cat(of_numbers)
+        return found
+
+    rewritten(model, change)
+    rewritten(model.with_name("plain"), lambda tensors: tensors | numbers)
 
 
 def mlx_model(
@@ -104,6 +154,6 @@ def mlx_model(
     model = tiny_model(name, **(sizes_of(name) | (changes or {})))
     model.save_pretrained(path / "model")
     assert quantised(path / "model", path / "plain", Layout(pack, {}), chosen)
-    rewritten(path / "model", as_mlx_has_it)
+    rewritten(path / "model", partial(as_mlx_has_it, name))
     set_config(path / "model", quantization=settings, quantization_config=settings)
     return path / "model"

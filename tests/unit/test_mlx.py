@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,13 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mlx_models import affine, mlx_model, of_floats
+from mlx_models import affine, by_heads, mlx_model, of_floats
 from native_models import logits, open_native
 from quantised_families import stored, usual
 from quantised_models import rewritten, set_config
 from safetensors.numpy import load_file
+from test_mixtures import MXFP4, in_mxfp4
 from test_quantised_checkpoints import stacked
 from test_quantised_families import BOUND, check, far
+from tiny_models import tiny_model
 
 from outrider.kernels import storage
 from outrider.kernels.program import Weight
@@ -111,7 +114,77 @@ def test_experts_lie_together_and_taps_turned_round(name: str, tmp_path: Path) -
     assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "deepseek_v3", "gpt_oss", "lfm2_moe", None])
+@pytest.mark.parametrize(
+    ("name", "changes"), [("dots1", {}), ("afmoe", {}), ("lfm2-moe", {}), ("qwen3-next", {"head_dim": 32})]
+)
+def test_families_have_names_and_norms_of_their_own(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Experts by another name, LFM2's layers without experts, Qwen3-Next's norms with their one and its taps."""
+    model = mlx_model(tmp_path, name, affine(4), FOUR, changes=changes)
+    check(model)
+    assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe-lite"])
+@pytest.mark.parametrize("quantised", [True, False])
+def test_latent_attention_has_its_matrices_by_heads(name: str, quantised: bool, tmp_path: Path) -> None:
+    """Where columns fill no group MLX leaves them as they are."""
+    sizes = {"qk_nope_head_dim": 32, "num_hidden_layers": 2}
+    model = mlx_model(tmp_path, name, affine(4), FOUR, lambda module: usual(module) and "kv_b_proj" not in module, sizes)
+    by_heads(model, affine(4) if quantised else None)
+    check(model)
+    weights = lay_out(model, PRECISIONS["w4abf16"]).program.weights
+    of_heads = [each for each in weights if each.sources and ".embed_q." in each.sources[0].name]
+    assert of_heads and all((each.storage is not None) == quantised for each in of_heads)
+
+
+def test_gpt_oss_has_its_own_codes_in_words(tmp_path: Path) -> None:
+    """And gate and up apart, with their biases: the same codes, the same bits."""
+    tiny_model("gpt-oss").save_pretrained(tmp_path / "published")
+    rewritten(tmp_path / "published", lambda tensors: in_mxfp4(tmp_path, tensors, {}))
+    shutil.copytree(tmp_path / "published", tmp_path / "mlx")
+    set_config(tmp_path / "published", quantization_config=MXFP4)
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for name, value in tensors.items():
+            block, _, kind = name.partition(".experts.")
+            last = {"_blocks": "weight", "_scales": "scales", "_bias": "bias"}.get(kind[kind.rfind("_") :])
+            if last is None:
+                found[name] = value
+                continue
+            value = value.flatten(2).contiguous().view(torch.uint32) if last == "weight" else value
+            if kind.startswith("down_proj"):
+                found[f"{block}.experts.down_proj.{last}"] = value
+                continue
+            found[f"{block}.experts.gate_proj.{last}"] = value[:, ::2].contiguous()
+            found[f"{block}.experts.up_proj.{last}"] = value[:, 1::2].contiguous()
+        return found
+
+    settings = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    set_config(rewritten(tmp_path / "mlx", change), quantization=settings, quantization_config=settings)
+    for precision in ("fp32", "w4abf16"):
+        wanted = logits(open_native(tmp_path / "published", precision))
+        np.testing.assert_array_equal(logits(open_native(tmp_path / "mlx", precision)), wanted)
+
+
+def test_experts_of_a_layer_stay_together_or_not_at_all(tmp_path: Path) -> None:
+    model = mlx_model(tmp_path, "qwen3-moe", affine(4), FOUR)
+    name = "model.layers.1.mlp.switch_mlp.up_proj.biases"
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        changed = tensors[name].clone()
+        changed[2, 0, 0] = 1e5
+        return tensors | {name: changed}
+
+    rewritten(model, change)
+    laid_out = lay_out(model, PRECISIONS["w4abf16"])
+    kept = [weight for weight in laid_out.program.weights if weight.sources and ".1.mlp.experts." in weight.sources[0].name]
+    assert {weight.storage is None for weight in kept if "down_proj" in weight.sources[0].name} == {False}
+    assert {weight.storage is None for weight in kept if "down_proj" not in weight.sources[0].name} == {True}
+    logits(open_native(model, "w4abf16"))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "gemma3n_text", "ernie4_5_moe", "minimax_m2", None])
 def test_families_that_mlx_changes_are_refused(family: str | None) -> None:
     said = f"how MLX keeps a model of type {family!r} is not known here: take it in another format"
     with pytest.raises(ModelError, match=said):

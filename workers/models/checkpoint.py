@@ -28,7 +28,8 @@ from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.joined_experts import joined_matrix
 from outrider.workers.models.formats.matrix import Matrix
-from outrider.workers.models.formats.mlx import Mlx, as_transformers_names
+from outrider.workers.models.formats.mlx import Mlx
+from outrider.workers.models.formats.mlx_families import as_transformers_names
 from outrider.workers.models.formats.other_names import HEAD, HEADS, names_of
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.section import KEY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.kernels.builder import Keeping
@@ -14,9 +14,10 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.families import build_program
-from outrider.workers.models.families.latent import BEHIND_EXPERTS, CORRECTIONS
+from outrider.workers.models.families.latent import BEHIND_EXPERTS, BY_HEADS, CORRECTIONS
 from outrider.workers.models.formats.keeping import AsItComes, EightBitFloats
 from outrider.workers.models.formats.mlx import Mlx
+from outrider.workers.models.formats.mlx_families import FIRST_HEAD
 from outrider.workers.models.formats.unexpected_tensors import behind_the_last, of_shared_keys, refuse_unexpected
 from outrider.workers.models.head_checkpoint import lay_out_head
 from outrider.workers.models.heads import read_head
@@ -84,6 +85,8 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
     # Published checkpoints of A.X-K1 have none, and transformers takes zeros then.
     if values.get("model_type") == "axk1" and not any(name.endswith(CORRECTIONS) for name in checkpoint.names):
         values = values | {CORRECTIONS: False}
+    if any(name.endswith(FIRST_HEAD) for name in checkpoint.names):
+        values = values | {BY_HEADS: True}
     program = build_program(values, format, precision.group, str(file), keeping, states)
     sources = _sources(program.weights)
     for source in sources:
@@ -93,6 +96,8 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
             values | {"tie_word_embeddings": False}, format, precision.group, str(file), keeping, states
         )
         sources = _sources(program.weights)
+    if isinstance(checkpoint.quantisation, Mlx) and checkpoint.quantisation.whole_norms:
+        program = _with_whole_norms(program)
     asked = {name for source in sources for name in checkpoint.parts(source)}
     left = set(checkpoint.names) - asked
     left = {name for name in left if not behind_the_last(name, values) and not of_shared_keys(name, values)}
@@ -108,6 +113,14 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
             counted[source in apart][matrix.scheme] += 1
     kept, dequantised = (tuple(each.most_common()) for each in counted)
     return LaidOut(program, checkpoint.quantisation.name, kept, dequantised)
+
+
+def _with_whole_norms(program: Program) -> Program:
+    """Nothing is added to vectors that have it already."""
+    weights = (
+        replace(weight, sources=tuple(replace(each, plus=0.0) for each in weight.sources)) for weight in program.weights
+    )
+    return replace(program, weights=tuple(weights))
 
 
 def _sources(weights: tuple[Weight, ...]) -> list[Tensor]:

@@ -25,6 +25,8 @@ EPSILON = 1e-6
 # What the kernels' attention wants the sizes of keys and values to be multiples of.
 HEAD_UNIT = 8
 # Of A.X-K1: a router's corrections, and the norm behind its experts.
+# Set where a checkpoint has the two halves of kv_b_proj for each head by itself, as MLX's (formats/mlx_families.py).
+BY_HEADS = "kv_b_proj_by_heads"
 CORRECTIONS, BEHIND_EXPERTS = "e_score_correction_bias", "post_mlp_layernorm"
 # Of training, and of layers that guess further tokens (formats/unexpected_tensors.py).
 UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers")
@@ -47,6 +49,7 @@ class Latent:
     bias: bool
     scale: float
     rope: Rope
+    by_heads: bool = False
 
 
 def deepseek_v2(config: Config, begin: Begin) -> Program:
@@ -264,6 +267,7 @@ def _latent(
         value=config.size("v_head_dim", value),
         paired=not halves and config.flag("rope_interleave", True),
         bias=config.flag("attention_bias", False),
+        by_heads=config.flag(BY_HEADS, False),
         scale=(plain + turned) ** -0.5 * latent_factor(config),
         rope=read_rope(config, turned, sizes.context, long_from=long),
     )
@@ -297,10 +301,14 @@ def _attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) -> Mix
         builder.head_norm(kv, names.vector("kv_a_layernorm", latent.rank), heads=1, epsilon=epsilon)
         rotate(builder, query, latent.rope, heads)
         rotate(builder, shared, latent.rope, 1)
-        wide = names.weight("kv_b_proj", heads * (plain + value), latent.rank)
-        starts = range(0, heads * (plain + value), plain + value)
-        to_key = [replace(wide, rows=((start, start + plain),), transposed=True) for start in starts]
-        to_value = [replace(wide, rows=((start + plain, start + plain + value),)) for start in starts]
+        if latent.by_heads:
+            to_key = [names.weight(f"embed_q.{head}", latent.rank, plain) for head in range(heads)]
+            to_value = [names.weight(f"unembed_out.{head}", value, latent.rank) for head in range(heads)]
+        else:
+            wide = names.weight("kv_b_proj", heads * (plain + value), latent.rank)
+            starts = range(0, heads * (plain + value), plain + value)
+            to_key = [replace(wide, rows=((start, start + plain),), transposed=True) for start in starts]
+            to_value = [replace(wide, rows=((start + plain, start + plain + value),)) for start in starts]
         query = builder.heads(query, to_key)
         a = builder.attention(query, key, kv, heads=heads, kv_heads=1, scale=latent.scale)
         a = builder.heads(a, to_value)

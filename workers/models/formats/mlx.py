@@ -2,15 +2,13 @@
 
 The words of ``weight`` uint32 [N, K bits/32] have codes one after the other, the first lowest and without gaps. Affine ones
 stand for code * scale + bias, in groups that the shapes tell; of floats of four or eight bits (``mode``: mxfp4, nvfp4,
-mxfp8) there are ``scales`` alone, in bytes. All experts of a layer lie in one tensor, [experts, N, K bits/32].
+mxfp8) there are ``scales`` alone, in bytes. Names and what else mlx-lm changes: mlx_families.py.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +19,10 @@ from outrider.kernels.quantised import E4M3, QuantisedRows, Scheme, Values
 from outrider.workers.models.files import state_of
 from outrider.workers.models.formats.halves import exact
 from outrider.workers.models.formats.matrix import Matrix, Parts
+from outrider.workers.models.formats.mlx_families import FAMILIES, WITH_WHOLE_NORMS, alike, names_in_mlx
 from outrider.workers.models.formats.raw import POWERS_OF_TWO, RawTensors, nibbles, to_float32, unpacked
 from outrider.workers.models.formats.section import Section, names_of_layer
-from outrider.workers.models.headers import BITS, Entry, quoted
+from outrider.workers.models.headers import quoted
 
 # The key of config.json; newer ones have the same under "quantization_config" as well.
 KEY = "quantization"
@@ -39,15 +38,6 @@ SCHEMES = {
 KEPT = (2, 3, 4, 5)
 KEYS = frozenset(("group_size", "bits", "mode"))
 ELSEWHERE = "take it in another format"
-# By "model_type": whose tensors mlx-lm keeps with transformers' names and values, but for experts that lie together and
-# convolutions' taps; of each a converted model gave mlx-lm's own logits. Others differ: one is added to Qwen3-Next's norms.
-FAMILIES = frozenset(
-    (
-        *("llama", "mistral", "ministral3", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2"),
-        *("gemma3_text", "phi", "phi3", "phimoe", "granite", "granitemoe", "smollm3", "olmo2", "olmo3", "olmoe", "glm4"),
-        *("glm4_moe", "cohere", "cohere2", "exaone4", "ernie4_5", "lfm2", "stablelm", "starcoder2"),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +91,15 @@ class MlxMatrix:
         return QuantisedRows(scheme, np.ascontiguousarray(codes), scales, np.zeros(scales.shape, np.uint8), minima)
 
     def fits_halves(self) -> bool:
-        """Whether fp16 has all scales, but those of groups without a code that they multiply, and all minima."""
+        """Whether fp16 has all scales, but those of groups without a code that they multiply, and all minima. Experts of a
+        layer are kept in one way, and so are heads: it asks for theirs, too."""
         source = self.source
-        entries = [source.raw.entries[name] for name in self.parts]
+        modules = alike(source.module, source.raw.entries)
+        entries = tuple(source.raw.entries[f"{modules[0]}.{part}"] for part in ("weight", "scales", "biases"))
         asked = (*entries, *(state_of(each.file).st_mtime_ns for each in entries))
         if asked not in _FITS:
-            _FITS[asked] = self._fits_halves()
+            each = (MlxMatrix.of(Parts(source.raw, module, source.format), self.shape) for module in modules)
+            _FITS[asked] = all(matrix._fits_halves() for matrix in each)
         return _FITS[asked]
 
     def _fits_halves(self) -> bool:
@@ -136,10 +129,12 @@ _FITS: dict[tuple[object, ...], bool] = {}
 
 @dataclass(frozen=True, slots=True)
 class Mlx:
-    """``named``: what is said of layers of their own, False of those that are left as they were."""
+    """``named``: what is said of layers of their own, False of those that are left as they were. ``whole_norms``: norms are
+    stored with the one that is added to them elsewhere."""
 
     usual: Mapping[str, Any]
     named: Mapping[str, Any]
+    whole_norms: bool = False
     name: str = "mlx"
 
     @property
@@ -153,7 +148,7 @@ class Mlx:
         if not parts.has("scales"):
             return None
         found = MlxMatrix.of(parts, shape)
-        for name in (each for of_layer in names_of_layer(module) for each in _names_in_mlx(of_layer)):
+        for name in (each for of_layer in names_of_layer(module) for each in names_in_mlx(of_layer)):
             stated = self.named.get(name)
             if stated is False:
                 parts.refuse(f'is quantised, "{KEY}" says that it is not')
@@ -178,7 +173,7 @@ def read_mlx(values: Mapping[str, Any], source: str) -> Mlx:
             value = _settings(Section(value, f"{section.source}: {quoted(name)}"), value)
         if isinstance(value, dict | bool):
             named[name] = value
-    return Mlx(usual, named)
+    return Mlx(usual, named, family in WITH_WHOLE_NORMS)
 
 
 def _settings(section: Section, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,39 +182,3 @@ def _settings(section: Section, values: Mapping[str, Any]) -> dict[str, Any]:
         raise section.refuse(f"has {quoted(unknown[0])}, which is not known here")
     mode = section.one_of("mode", (AFFINE, *SCHEMES), AFFINE)
     return {key: section.number(key) for key in ("group_size", "bits") if values.get(key) is not None} | {"mode": mode}
-
-
-STACKED = re.compile(r"(.*)\.switch_mlp\.(gate_proj|up_proj|down_proj)\.(weight|scales|biases)")
-# What Mixtral's makers call the matrices of an expert, whose names other_names.py knows.
-OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-OF_AN_EXPERT = re.compile(r"(.*)\.experts\.\d+\.(\w+)")
-
-
-def _names_in_mlx(module: str) -> Iterator[str]:
-    """What a layer may be called in ``quantization``."""
-    yield module
-    if found := OF_AN_EXPERT.fullmatch(module):
-        matrix = next((ours for ours, theirs in OF_MIXTRAL.items() if theirs == found[2]), found[2])
-        yield f"{found[1]}.switch_mlp.{matrix}"
-
-
-def as_transformers_names(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Single experts by the names that they have elsewhere, and convolutions' taps as they lie elsewhere."""
-    found: dict[str, Entry] = {}
-    for name, entry in entries.items():
-        if name.endswith("conv.conv.weight") and len(entry.shape) == 3 and entry.shape[2] == 1:
-            found[name] = replace(entry, shape=(entry.shape[0], 1, entry.shape[1]))
-            continue
-        stacked = STACKED.fullmatch(name)
-        if stacked is None or len(entry.shape) != 3:
-            found[name] = entry
-            continue
-        block, matrix, part = stacked.groups()
-        matrix = OF_MIXTRAL[matrix] if block.endswith("block_sparse_moe") else matrix
-        shape = entry.shape[1:]
-        size = math.prod(shape) * BITS.get(entry.type, 8) // 8
-        for expert in range(entry.shape[0]):
-            found[f"{block}.experts.{expert}.{matrix}.{part}"] = replace(
-                entry, shape=shape, offset=entry.offset + expert * size
-            )
-    return found
