@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(storage.compiler() is None, reason="needs a C co
 # with the journal of network file systems one of forty.
 SAMPLES = 2
 TIMES_RETRIED = 3
-ONE_OF = {False: 20, True: 40}
+ONE_OF = {False: 30, True: 60}
 VARIANTS = 4
 CUTS_AFTER_A_SYNC = 10
 
