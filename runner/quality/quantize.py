@@ -62,7 +62,12 @@ def quantize(spec: QuantizeSpec) -> None:
 def told(out: Path, made: Made) -> str:
     how = ", ".join(f"{method} in {counted(count, 'layer')}" for method, count in made.methods.items())
     group = f" in groups of {made.group}" if made.group else ", a scale a row"
-    return f"{printable(out)}: {made.size / 1e9:.3g} GB, {made.bits:.2f} bits a rounded weight{group}; {how}"
+    few = (
+        f"; {made.few:,} of {made.experts:,} experts were calibrated on other tokens, too: few came to them"
+        if made.few
+        else ""
+    )
+    return f"{printable(out)}: {made.size / 1e9:.3g} GB, {made.bits:.2f} bits a rounded weight{group}; {how}{few}"
 
 
 def _windows(

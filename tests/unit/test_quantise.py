@@ -49,7 +49,7 @@ from outrider.workers.quantising.compressed import description, pack, tensors_of
 from outrider.workers.quantising.forward import Forward
 from outrider.workers.quantising.gptq import Feedback, error_feedback
 from outrider.workers.quantising.grids import Form, fit, nearest, whole_range
-from outrider.workers.quantising.layers import layers_of, live_behind, matrix_of
+from outrider.workers.quantising.layers import layers_of, live_behind, named
 from outrider.workers.quantising.made import Made
 from outrider.workers.quantising.methods import Choice, after, best_of, rounded_in_all_ways
 from outrider.workers.quantising.quantisable import check_quantisable
@@ -61,7 +61,8 @@ GENERATOR = torch.Generator().manual_seed(11)
 TOKENS = torch.randint(0, 203, (4 * LENGTH,), generator=torch.Generator().manual_seed(4))
 WINDOWS = tuple(tuple(row) for row in TOKENS.view(4, LENGTH).tolist())
 FORM = Form(4, 32, True, torch.float16)
-# Families with a recurrent state are not quantised, nor those whose matrices lie turned round.
+# Layers of one kind each, whose feeders are counted; test_quantise_mixtures.py has the others. GPT-2's matrices lie turned
+# round.
 WITHOUT_STATE = [name for name in TINY if not name.startswith(("lfm2", "qwen3-5", "gpt2"))]
 # What takes factors in each layer: norms of attention and feed-forward, values, and (where nothing but the factor's sign
 # matters between the two matrices) the feed-forward's inside.
@@ -213,7 +214,7 @@ def test_factors_that_are_moved_leave_the_function_as_it_was(name: str) -> None:
         without = (family in ONE_NORM and layer is layers[-1]) or (family in OF_EMBEDDINGS and layer is layers[0])
         assert len(layer.feeders) == FEEDERS[family] - cut - without
         for feeder in layer.feeders:
-            names = list({part.name: None for reader in feeder.readers for part in matrix_of(program, reader).sources})
+            names = [part.name for part in named(program, feeder.readers)]
             factors = torch.rand(changed[names[0]].shape[1], generator=GENERATOR) * 3 + 0.3
             if feeder.repeats > 1:
                 heads = factors.view(-1, feeder.repeats, feeder.head_size)
@@ -229,7 +230,7 @@ def test_the_rounding_of_a_norm_is_made_up_for_by_what_reads_it() -> None:
     tensors = {name: tensor.bfloat16().float() for name, tensor in tensors.items()}
     before, changed = logits(program, tensors), dict(tensors)
     feeder = layers_of(program)[0].feeders[0]
-    names = list({part.name: None for reader in feeder.readers for part in matrix_of(program, reader).sources})
+    names = [part.name for part in named(program, feeder.readers)]
     apply(feeder, names, torch.rand(96, generator=GENERATOR) + 0.5, changed, stored)
     gain = changed[feeder.vectors[0]]
     assert torch.equal(gain.bfloat16().float(), gain)
@@ -848,9 +849,3 @@ def test_rows_that_rope_wants_in_another_order_come_quantised(
     for precision, bound in (("fp32", 1e-4), ("w4abf16", 0.03)):
         found = native_logits(open_native(out, precision), TOKENS[:LENGTH].tolist())
         assert np.abs(found - expected).max() / np.abs(expected).max() < bound
-
-
-def test_a_model_with_a_recurrent_state_is_refused_by_name(tmp_path: Path) -> None:
-    tiny_model("lfm2").save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="has a recurrent state, and is not quantised; run it with --precision w4a8"):
-        program_of(tmp_path)

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.kernels.program import Activation, Kind, Norm, Op, Program, Slice, Weight
+from outrider.kernels.program import Activation, Format, Kind, Norm, Op, Program, Slice, Weight
 from outrider.workers.quantising.products import rounded_linear
+from outrider.workers.quantising.recurrence import convolve, delta
+from outrider.workers.quantising.routing import mix, route
 
 # Tokens that are worked on together: what lies between two operations of a gated layer is as wide as both its matrices.
 TOKENS_AT_ONCE = 2048
@@ -26,24 +28,35 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 # What a buffer of the program holds: [tokens, width], the sequences one behind the other.
 Buffers = dict[int, Tensor]
-# Hears the input of every matrix before it is multiplied, and may give another in its place.
+# Hears which of the program's rounded weights is to be multiplied by what, and may give another input in its place.
 Watch = Callable[[int, Tensor], Tensor]
 
 
 class Forward:
-    """``tensors`` are the checkpoint's, by name, float32; only those that are asked for need be there."""
+    """``tensors`` are the checkpoint's, by name, float32; only those that are asked for need be there.
 
-    def __init__(self, program: Program, tensors: Mapping[str, Tensor], length: int, exactly: bool = True) -> None:
+    ``least``: an expert that fewer tokens are sent to is given as many more, evenly from all of the layer's, so that
+    whoever watches has something to go by. What it makes of them nobody else reads. ``few`` are the first matrices of
+    such experts.
+    """
+
+    def __init__(
+        self, program: Program, tensors: Mapping[str, Tensor], length: int, exactly: bool = True, least: int = 0
+    ) -> None:
         self._program = program
         self._tensors = tensors
         self._length = length
         self._multiply = F.linear if exactly else rounded_linear
+        self._least = least
+        self.few: set[int] = set()
+        # By expert, what it made of the tokens that were given beside.
+        self._beside: dict[int, Tensor] = {}
 
     def run(self, start: int, stop: int, buffers: Buffers, tokens: Tensor, watch: Watch | None = None) -> None:
         """Operations ``start`` to ``stop``, which read and write the buffers."""
         for number in range(start, stop):
             op = self._program.ops[number]
-            result = self._run(number, op, buffers, tokens, watch)
+            result = self._run(op, buffers, tokens, watch)
             output = op.input if op.kind is Kind.ROPE else op.output
             width = self._program.buffers[output.buffer]
             if output.width == width:
@@ -52,7 +65,7 @@ class Forward:
                 buffers.setdefault(output.buffer, torch.empty(len(result), width))
                 _part(buffers, output).copy_(result)
 
-    def _run(self, number: int, op: Op, buffers: Buffers, tokens: Tensor, watch: Watch | None) -> Tensor:
+    def _run(self, op: Op, buffers: Buffers, tokens: Tensor, watch: Watch | None) -> Tensor:
         if op.kind is Kind.EMBED:
             return self._weight(op.weight)[tokens] * op.scale
         x = _part(buffers, op.input)
@@ -75,7 +88,23 @@ class Forward:
             gated = x * ACTIVATIONS[op.activation](_part(buffers, op.key))
             return gated if residual is None else gated + residual
         if op.kind is Kind.LINEAR:
-            return self._linear(op, x if watch is None else watch(number, x), residual)
+            product = self._product(op, op.weight, op.bias, x, watch)
+            return product if residual is None else product + residual
+        if op.kind is Kind.CONVOLVE:
+            before, behind = (_part(buffers, part) if part.buffer >= 0 else 1.0 for part in (op.key, op.value))
+            bias = None if op.bias < 0 else self._weight(op.bias)
+            return ACTIVATIONS[op.activation](convolve(x * before, self._weight(op.weight), bias, self._length)) * behind
+        if op.kind is Kind.DELTA:
+            key, value, gates = (_part(buffers, part) for part in (op.key, op.value, op.residual))
+            return delta(op, x, key, value, gates, self._weight(op.weight), self._weight(op.bias), self._length)
+        if op.kind is Kind.ROUTE:
+            corrections, factors = (None if index < 0 else self._weight(index) for index in (op.weight, op.bias))
+            return route(op, x, corrections, factors)
+        if op.kind is Kind.EXPERTS:
+            return self._experts(op, x, _part(buffers, op.key), watch)
+        if op.kind is Kind.MIX:
+            mixed = mix(op, x, _part(buffers, op.key))
+            return mixed if residual is None else mixed + residual
         if op.kind is Kind.ROPE:
             long = op.longest and self._length > op.longest
             frequencies = self._program.weights[op.bias if long else op.weight].values
@@ -110,21 +139,48 @@ class Forward:
         places = ((positions + op.integer) // op.window if op.window else 0 * positions).clamp(max=len(factors) - 1)
         return factors[places].repeat(tokens // self._length)[:, None]
 
-    def _linear(self, op: Op, x: Tensor, residual: Tensor | None) -> Tensor:
-        weight = self._program.weights[op.weight]
-        matrix = self._weight(op.weight)
-        bias = None if op.bias < 0 else self._weight(op.bias)
+    def _product(self, op: Op, number: int, shift: int, x: Tensor, watch: Watch | None) -> Tensor:
+        """Of the program's weight ``number`` and bias ``shift``, as ``op`` has it."""
+        weight = self._program.weights[number]
+        x = watch(number, x) if watch is not None and weight.format.integer else x
+        matrix = self._weight(number)
+        bias = None if shift < 0 else self._weight(shift)
+        # A token's experts are decided by what is near to each other.
+        multiply = F.linear if weight.format is Format.FP32 else self._multiply
         if op.activation is Activation.CLIP:
-            return self._multiply(x, matrix, bias).clamp(-op.cap, op.cap)
-        activate = ACTIVATIONS[op.activation]
+            return multiply(x, matrix, bias).clamp(-op.cap, op.cap)
         if not weight.gated:
-            y = _cap(activate(self._multiply(x, matrix, bias)), op.cap) * op.scale
-            return y if residual is None else y + residual
-        parts = []
-        for some in x.split(TOKENS_AT_ONCE):
-            gate, up = self._multiply(some, matrix, bias).chunk(2, dim=1)
-            parts.append(activate(gate) * up)
-        return torch.cat(parts)
+            return _cap(ACTIVATIONS[op.activation](multiply(x, matrix, bias)), op.cap) * op.scale
+        return torch.cat([_gated(op, multiply(some, matrix, bias)) for some in x.split(TOKENS_AT_ONCE)])
+
+    def _experts(self, op: Op, x: Tensor, routed: Tensor, watch: Watch | None) -> Tensor:
+        """One expert after the other, each with the tokens that are sent to it."""
+        numbers, first = routed[:, : op.kv_heads].long(), self._program.weights[op.weight]
+        width = first.rows // 2 if first.gated else first.rows
+        result = torch.zeros(len(x), op.kv_heads, op.output.width // op.kv_heads)
+        # What experts made of a token, side by side, or what all of its experts read.
+        read = x.reshape(len(x), op.kv_heads, -1) if op.integer else x[:, None].expand(-1, op.kv_heads, -1)
+        for expert in range(op.heads):
+            tokens, slots = (numbers == expert).nonzero(as_tuple=True)
+            inputs = read[tokens, slots, : first.columns]
+            beside = (
+                self._beside.pop(expert, None) if op.integer else self._given_beside(op.weight + expert, x, len(tokens))
+            )
+            inputs = inputs if beside is None else torch.cat([inputs, beside])
+            if not len(inputs):
+                continue
+            shift = op.bias + expert if op.bias >= 0 else -1
+            made = self._product(op, op.weight + expert, shift, inputs, watch)
+            result[tokens, slots, :width] = made[: len(tokens)]
+            if beside is not None and not op.integer:
+                self._beside[expert] = made[len(tokens) :]
+        return result.view(len(x), -1)
+
+    def _given_beside(self, number: int, x: Tensor, sent: int) -> Tensor | None:
+        if sent >= self._least:
+            return None
+        self.few.add(number)
+        return x[torch.arange(self._least) * len(x) // self._least] if len(x) > self._least else x
 
 
 def _part(buffers: Buffers, slice: Slice) -> Tensor:
@@ -139,6 +195,14 @@ def _stacked(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
     parts = [tensor[start:stop] + source.plus for source, tensor in found for start, stop in source.ranges]
     whole = parts[0] if len(parts) == 1 else torch.cat(parts)
     return whole.T if weight.sources[0].transposed else whole
+
+
+def _gated(op: Op, y: Tensor) -> Tensor:
+    gate, up = y.chunk(2, dim=1)
+    if op.activation is Activation.CLAMPED_SWIGLU:
+        gate, up = gate.clamp(max=op.cap), up.clamp(-op.cap, op.cap) + 1
+        return gate * torch.sigmoid(op.scale * gate) * up
+    return ACTIVATIONS[op.activation](gate) * up
 
 
 def _norm(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

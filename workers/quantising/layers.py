@@ -27,9 +27,9 @@ class Rows:
 class Feeder:
     """What the channels that some matrices read can be divided by a factor in, so that they are multiplied by it.
 
-    Either a norm's ``vectors`` (gain, and bias where it has one), or ``rows`` of the matrix that makes the channels, with
-    those of its bias. ``repeats``: each channel of the rows is read so many times, ``head_size`` channels after each other
-    (keys and values that several heads share).
+    ``readers`` are these matrices, as weights of the program. Either a norm's ``vectors`` (gain, and bias where it has
+    one), or ``rows`` of the matrix that makes the channels, with those of its bias. ``repeats``: each channel of the rows
+    is read so many times, ``head_size`` channels after each other (keys and values that several heads share).
     """
 
     readers: tuple[int, ...]
@@ -42,31 +42,34 @@ class Feeder:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Operations ``start`` to ``stop`` of a program; ``linears`` are those of its matrices that are rounded."""
+    """Operations ``start`` to ``stop`` of a program; ``rounded`` are those of its weights that are, in the order in which
+    the operations read them, and ``experts`` those among them that only some tokens come to."""
 
     index: int
     start: int
     stop: int
-    linears: tuple[int, ...]
+    rounded: tuple[int, ...]
+    experts: frozenset[int]
     feeders: tuple[Feeder, ...]
 
     def tensors(self, program: Program) -> list[Tensor]:
         """All that the layer reads, each once."""
-        found: dict[str, Tensor] = {}
-        for op in program.ops[self.start : self.stop]:
-            for weight in (op.weight, op.bias):
-                if weight >= 0:
-                    found |= {source.name: source for source in program.weights[weight].sources}
-        return list(found.values())
+        return named(program, (number for op in program.ops[self.start : self.stop] for number in weights_of(op)))
 
     def matrices(self, program: Program) -> list[Tensor]:
         """Those that are rounded."""
-        found = {source.name: source for number in self.linears for source in matrix_of(program, number).sources}
-        return list(found.values())
+        return named(program, self.rounded)
 
 
-def matrix_of(program: Program, number: int) -> Weight:
-    return program.weights[program.ops[number].weight]
+def named(program: Program, weights: Iterable[int]) -> list[Tensor]:
+    """What these are made from, each tensor once."""
+    return list({source.name: source for number in weights for source in program.weights[number].sources}.values())
+
+
+def weights_of(op: Op) -> list[int]:
+    """Of experts and of heads there are several, one behind the other."""
+    count = op.heads if op.kind in (Kind.EXPERTS, Kind.HEADS) else 1
+    return [number for first in (op.weight, op.bias) if first >= 0 for number in range(first, first + count)]
 
 
 def layers_of(program: Program) -> list[Layer]:
@@ -79,17 +82,23 @@ def layers_of(program: Program) -> list[Layer]:
         if not places:
             raise ModelError(f"the model lacks its decoder layer {index}: it cannot be taken layer by layer")
         start, stop = places[0], places[-1] + 1
-        linears = tuple(n for n in range(start, stop) if program.ops[n].kind is Kind.LINEAR and _is_rounded(program, n))
-        found.append(Layer(index, start, stop, linears, tuple(_feeders(program, start, stop))))
+        while program.ops[stop].kind is Kind.MIX:  # has no weights of its own
+            stop += 1
+        ops = program.ops[start:stop]
+        # What other tensors are weighed by (routers, Gemma 3n's coefficients of its streams) stays in fp32.
+        rounded = [number for op in ops for number in _matrices_of(op) if program.weights[number].format.integer]
+        experts = frozenset(number for op in ops if op.kind is Kind.EXPERTS for number in _matrices_of(op))
+        found.append(Layer(index, start, stop, tuple(rounded), experts, tuple(_feeders(program, start, stop))))
     names = [tensor.name for layer in found for tensor in layer.matrices(program)]
     if len(set(names)) < len(names):
         raise ModelError("the model's layers share weights, which are not rounded layer by layer")
     return found
 
 
-def _is_rounded(program: Program, number: int) -> bool:
-    """What other tensors are weighed by (Gemma 3n's coefficients of its streams) stays in fp32."""
-    return matrix_of(program, number).format.integer
+def _matrices_of(op: Op) -> range:
+    """Those that multiply what an operation reads, as weights of the program."""
+    count = {Kind.LINEAR: 1, Kind.EXPERTS: op.heads}.get(op.kind, 0)
+    return range(op.weight, op.weight + count)
 
 
 def live_behind(program: Program, stop: int) -> list[int]:
@@ -104,32 +113,44 @@ def live_behind(program: Program, stop: int) -> list[int]:
 
 
 def _owner(program: Program, op: Op) -> int | None:
-    sources = [source for weight in (op.weight, op.bias) if weight >= 0 for source in program.weights[weight].sources]
-    numbers = {int(found[1]) for source in sources if (found := LAYER.search(source.name))}
+    numbers = {int(found[1]) for source in named(program, weights_of(op)) if (found := LAYER.search(source.name))}
     return numbers.pop() if len(numbers) == 1 else None
 
 
 def _feeders(program: Program, start: int, stop: int) -> Iterable[Feeder]:
-    """Those of the layer's norms and matrices whose outputs nothing but matrices of the layer read."""
+    """Those of the layer's norms and matrices whose outputs nothing but matrices of the layer read.
+
+    A norm that a router reads is none of them: of a router's weights not a bit may change.
+    """
     ops = program.ops
-    by_weight = {ops[number].weight: number for number in range(start, stop) if ops[number].kind is Kind.LINEAR}
+    inside = {op.weight for op in ops[start:stop] if op.kind is Kind.LINEAR}
     for pair in norm_groups(program):
         # What is added to a norm's weights when they are read (Gemma's) is nothing that a checkpoint could divide.
         sources = [program.weights[index].sources[0] for index in pair.vectors]
-        if set(pair.matrices) <= by_weight.keys() and not any(source.plus for source in sources):
-            vectors = tuple(source.name for source in sources)
-            yield Feeder(tuple(by_weight[index] for index in pair.matrices), vectors=vectors)
+        if set(pair.matrices) <= inside and not any(source.plus for source in sources):
+            yield Feeder(pair.matrices, vectors=tuple(source.name for source in sources))
     for number in range(start, stop):
         op = ops[number]
         if op.kind is Kind.ATTENTION:
             yield from _through_attention(program, number, start, stop)
-        elif op.kind is Kind.LINEAR and op.residual.buffer < 0 and (matrix_of(program, number).gated or _homogeneous(op)):
+        elif op.kind is Kind.LINEAR and op.residual.buffer < 0 and (program.weights[op.weight].gated or _homogeneous(op)):
             readers = _readers(program, number, stop)
             if readers:
-                weight = matrix_of(program, number)
-                first = weight.rows // 2 if weight.gated else 0
-                bias = () if op.bias < 0 else _rows(program.weights[op.bias], first, weight.rows)
-                yield Feeder(tuple(readers), rows=_rows(weight, first, weight.rows), bias_rows=bias)
+                yield _inside(program, op.weight, op.bias, tuple(readers))
+        elif op.kind is Kind.EXPERTS and not op.integer and op.activation is not Activation.CLAMPED_SWIGLU:
+            behind = next((later for later in ops[number + 1 : stop] if later.kind is Kind.EXPERTS), None)
+            if behind is not None and behind.input == op.output and program.weights[op.weight].gated:
+                for expert in range(op.heads):
+                    bias = op.bias + expert if op.bias >= 0 else -1
+                    yield _inside(program, op.weight + expert, bias, (behind.weight + expert,))
+
+
+def _inside(program: Program, number: int, shift: int, readers: tuple[int, ...]) -> Feeder:
+    """A feed-forward's: of a gated one the rows of up."""
+    weight = program.weights[number]
+    first = weight.rows // 2 if weight.gated else 0
+    bias = () if shift < 0 else _rows(program.weights[shift], first, weight.rows)
+    return Feeder(readers, rows=_rows(weight, first, weight.rows), bias_rows=bias)
 
 
 def _homogeneous(op: Op) -> bool:
@@ -151,7 +172,8 @@ def _through_attention(program: Program, number: int, start: int, stop: int) -> 
     if ops[maker].activation is Activation.NONE and not _touched(ops[maker + 1 : number], op.value):
         bias = () if ops[maker].bias < 0 else _rows(program.weights[ops[maker].bias], first, last)
         repeats = op.heads // op.kv_heads
-        yield Feeder(tuple(readers), (), _rows(matrix_of(program, maker), first, last), bias, op.value_size, repeats)
+        made_by = _rows(program.weights[ops[maker].weight], first, last)
+        yield Feeder(tuple(readers), (), made_by, bias, op.value_size, repeats)
 
 
 def _touched(ops: Iterable[Op], part: Slice) -> bool:
@@ -166,22 +188,30 @@ def _touched(ops: Iterable[Op], part: Slice) -> bool:
 
 def _readers(program: Program, number: int, stop: int) -> list[int]:
     """The matrices before ``stop`` that read what an operation writes; none where something else reads of it, too."""
+    return [program.ops[reader].weight for reader in _reading(program, number, stop)]
+
+
+def _reading(program: Program, number: int, stop: int) -> list[int]:
     output, found = program.ops[number].output, []
     for later in range(number + 1, len(program.ops)):
         op = program.ops[later]
         if any(part.buffer == output.buffer for part in op.reads):
             if op.kind is Kind.SELECT:
-                inner = _readers(program, later, stop)
+                inner = _reading(program, later, stop)
                 if not inner:
                     return []
                 found += inner
-            elif op.kind is Kind.LINEAR and op.input == output and op.residual.buffer != output.buffer:
+            elif _is_rounded(program, op) and op.input == output and op.residual.buffer != output.buffer:
                 found.append(later)
             else:
                 return []
         if op.output.buffer == output.buffer:
             break
     return found if all(reader < stop for reader in found) else []
+
+
+def _is_rounded(program: Program, op: Op) -> bool:
+    return op.kind is Kind.LINEAR and program.weights[op.weight].format.integer
 
 
 def _rows(weight: Weight, first: int, last: int) -> tuple[Rows, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from outrider.kernels.program import Program
 from outrider.workers.quantising.forward import Buffers, Forward, Watch
 from outrider.workers.quantising.gptq import Feedback
 from outrider.workers.quantising.grids import Form, Rounded, fit, joined, nearest
-from outrider.workers.quantising.layers import Layer, live_behind, matrix_of
+from outrider.workers.quantising.layers import Feeder, Layer, live_behind, named
 from outrider.workers.quantising.products import second_moment
 from outrider.workers.quantising.rows import by_rows
 from outrider.workers.quantising.scales import activation_aware, apply, rounded_activations, smoothing
@@ -33,6 +33,8 @@ LARGE_LAYER, ALL_OF_FIRST, ALL_EVERY = 100_000_000, 2, 8
 OBSERVED_TOKENS = 4096
 # Tokens of each matrix's input that factors for int8 activations are compared by.
 SAMPLED_TOKENS = 512
+# An expert that fewer tokens of the calibration text are sent to goes by so many of all of the layer's, too.
+LEAST_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +72,89 @@ class Choice:
         return (lambda number, x: rounded_activations(x)) if self.activations else None
 
 
+class Replaced(Mapping[str, Tensor]):
+    """Tensors of which some are what their rounded form stands for: expanded as they are asked for, so that not all of a
+    layer's are in memory as numbers at once. ``rounded`` may grow."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], rounded: Mapping[str, Rounded]) -> None:
+        self._tensors = tensors
+        self._rounded = rounded
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._rounded[name].matrix() if name in self._rounded else self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A layer rounded in one way: its matrices as they are stored, and all its tensors as they are computed with."""
 
     name: str
     rounded: dict[str, Rounded]
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
+    # Experts that few tokens were sent to.
+    few: int = 0
     # What calibration text is behind the layer, where it went through it anyway.
     behind: Buffers | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What calibration text showed of a layer, by matrix operation: ``X^T X`` a token, and some tokens of X."""
+    """What calibration text showed of a layer, by matrix: ``X^T X`` a token, and some tokens of X; of experts, which are
+    many, what their inputs' channels weigh, and the factors that were found while there was more."""
 
     hessians: dict[int, Tensor]
     samples: dict[int, Tensor]
+    importance: dict[int, Tensor]
+    factors: dict[int, Tensor | None]
+    few: int = 0
 
 
-def observe(program: Program, layer: Layer, tensors: Mapping[str, Tensor], buffers: Buffers, length: int) -> Seen:
-    """Runs the layer as it is; ``buffers`` are left as they were."""
-    seen = Seen({}, {})
+NOTHING = Seen({}, {}, {}, {})
+
+
+def observe(
+    program: Program, layer: Layer, form: Form, mover: str, tensors: Mapping[str, Tensor], buffers: Buffers, length: int
+) -> Seen:
+    """Runs the layer as it is; ``buffers`` are left as they were. Factors are those that ``mover`` moves."""
+    seen = Seen({}, {}, {}, {})
+    inside = {feeder.readers[0]: feeder for feeder in layer.feeders if feeder.readers[0] in layer.experts}
 
     def watch(number: int, x: Tensor) -> Tensor:
-        seen.hessians[number] = second_moment(x)
-        seen.samples[number] = x[:: max(1, len(x) // SAMPLED_TOKENS)].clone()
+        sample = x[:: max(1, len(x) // SAMPLED_TOKENS)].clone()
+        if number not in layer.experts:
+            seen.hessians[number], seen.samples[number] = second_moment(x), sample
+            return x
+        seen.importance[number] = x.square().mean(0)
+        if number in inside:
+            matrices = [tensors[source.name] for source in program.weights[number].sources]
+            hessian = second_moment(x) if mover == AWQ else None
+            seen.factors[number] = _factors(inside[number], matrices, hessian, sample, form)
         return x
 
-    after(program, layer, tensors, buffers, length, watch)
-    return seen
+    few = set[int]()
+    after(program, layer, tensors, buffers, length, watch, few=few)
+    return replace(seen, few=len(few))
 
 
-def some_of(buffers: Buffers, length: int) -> Buffers:
-    """About ``OBSERVED_TOKENS`` of them, in whole sequences."""
+def _factors(
+    feeder: Feeder, matrices: Sequence[Tensor], hessian: Tensor | None, sample: Tensor, form: Form
+) -> Tensor | None:
+    """AWQ's where there is a Hessian, else SmoothQuant's."""
+    if hessian is not None:
+        return activation_aware(feeder, matrices, hessian, form)
+    return smoothing(feeder, matrices, sample, form)
+
+
+def some_of(layer: Layer, buffers: Buffers, length: int) -> Buffers:
+    """About ``OBSERVED_TOKENS`` of them, in whole sequences; all of them where they are shared out among experts."""
+    if layer.experts:
+        return buffers
     found = {}
     for number, part in buffers.items():
         step = max(1, len(part) // OBSERVED_TOKENS)
@@ -119,12 +170,19 @@ def after(
     length: int,
     watch: Watch | None = None,
     exactly: bool = False,
+    few: set[int] | None = None,
 ) -> Buffers:
-    """What later operations need of the buffers behind the layer. Calibration text need not go through it ``exactly``."""
+    """What later operations need of the buffers behind the layer. Calibration text need not go through it ``exactly``.
+
+    With ``few``, to which experts that few tokens are sent to are added, these are given others beside.
+    """
     inner = dict(buffers)
     for part in _written_in_part(program, layer) & inner.keys():
         inner[part] = inner[part].clone()
-    Forward(program, tensors, length, exactly).run(layer.start, layer.stop, inner, torch.empty(0), watch)
+    forward = Forward(program, tensors, length, exactly, 0 if few is None else LEAST_TOKENS)
+    forward.run(layer.start, layer.stop, inner, torch.empty(0), watch)
+    if few is not None:
+        few |= forward.few
     return {number: inner[number] for number in live_behind(program, layer.stop)}
 
 
@@ -144,9 +202,10 @@ def rounded_in_all_ways(
     recipes: Sequence[tuple[str, bool]] = (),
 ) -> list[Candidate]:
     """A candidate for each of the ``recipes``, or of the method's; ``buffers``: calibration text in front of the layer."""
-    seen, recipes = Seen({}, {}), recipes or choice.recipes
-    if any(mover for mover, _ in recipes):
-        seen = observe(program, layer, tensors, some_of(buffers, length), length)
+    seen, recipes = NOTHING, recipes or choice.recipes
+    # The recipes of one width of weights have one mover between them.
+    if mover := next((mover for mover, _ in recipes if mover), ""):
+        seen = observe(program, layer, choice.form, mover, tensors, some_of(layer, buffers, length), length)
     moved: dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]] = {}
     candidates = []
     for mover, feedback in recipes:
@@ -156,7 +215,7 @@ def rounded_in_all_ways(
         if feedback:
             candidates.append(_fed_back(program, layer, choice, mover, changed, buffers, length))
         else:
-            candidates.append(_nearest(program, layer, choice.form, mover, changed, importance))
+            candidates.append(_nearest(program, layer, choice.form, mover, changed, importance, seen.few))
     return candidates
 
 
@@ -169,20 +228,24 @@ def _moved(
     stored: Mapping[str, torch.dtype],
     seen: Seen,
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """The layer's tensors with factors moved as ``mover`` does, and by operation what its inputs' channels then weigh."""
-    changed, hessians = dict(tensors), dict(seen.hessians)
+    """The layer's tensors with factors moved as ``mover`` does, and by matrix what its inputs' channels then weigh."""
+    changed, importance = dict(tensors), dict(seen.importance)
+    hessians = dict(seen.hessians)
     for feeder in layer.feeders if mover else ():
-        names = list({source.name: None for reader in feeder.readers for source in matrix_of(program, reader).sources})
-        matrices, first = [changed[name] for name in names], feeder.readers[0]
-        if mover == AWQ:
-            factors = activation_aware(feeder, matrices, hessians[first], form)
+        names, first = [source.name for source in named(program, feeder.readers)], feeder.readers[0]
+        if first in layer.experts:
+            factors = seen.factors[first]
         else:
-            factors = smoothing(feeder, matrices, seen.samples[first], form)
+            hessian = hessians[first] if mover == AWQ else None
+            factors = _factors(feeder, [changed[name] for name in names], hessian, seen.samples[first], form)
         if factors is not None:
             factors = apply(feeder, names, factors, changed, stored)
             for reader in feeder.readers:
-                hessians[reader] = hessians[reader] / torch.outer(factors, factors)
-    return changed, {number: hessian.diagonal() for number, hessian in hessians.items()}
+                if reader in layer.experts:
+                    importance[reader] = importance[reader] / factors.square()
+                else:
+                    hessians[reader] = hessians[reader] / torch.outer(factors, factors)
+    return changed, importance | {number: hessian.diagonal() for number, hessian in hessians.items()}
 
 
 def _nearest(
@@ -192,13 +255,14 @@ def _nearest(
     mover: str,
     tensors: Mapping[str, Tensor],
     importance: Mapping[int, Tensor],
+    few: int,
 ) -> Candidate:
     rounded = {
         source.name: _by_itself(tensors[source.name], form, importance.get(number))
-        for number in layer.linears
-        for source in matrix_of(program, number).sources
+        for number in layer.rounded
+        for source in program.weights[number].sources
     }
-    return Candidate(mover or RTN, rounded, {**tensors, **{name: each.matrix() for name, each in rounded.items()}})
+    return Candidate(mover or RTN, rounded, Replaced(tensors, rounded), few)
 
 
 def _by_itself(matrix: Tensor, form: Form, importance: Tensor | None) -> Rounded:
@@ -215,19 +279,18 @@ def _fed_back(
     length: int,
 ) -> Candidate:
     """Each matrix is rounded when the text comes to it, by inputs that went through those that are rounded already."""
-    changed, rounded = dict(tensors), {}
+    rounded, few = dict[str, Rounded](), set[int]()
 
     def watch(number: int, x: Tensor) -> Tensor:
         x = rounded_activations(x) if choice.activations else x
-        hessian = second_moment(x)
-        feedback = Feedback(hessian)
-        for name in {source.name: None for source in matrix_of(program, number).sources}:
-            rounded[name] = feedback.rounded(changed[name], choice.form)
-            changed[name] = rounded[name].matrix()
+        feedback = Feedback(second_moment(x))
+        for source in named(program, [number]):
+            rounded[source.name] = feedback.rounded(tensors[source.name], choice.form)
         return x
 
-    behind = after(program, layer, changed, buffers, length, watch)
-    return Candidate(f"{mover}+{GPTQ}" if mover else GPTQ, rounded, changed, behind)
+    changed = Replaced(tensors, rounded)
+    behind = after(program, layer, changed, buffers, length, watch, few=few)
+    return Candidate(f"{mover}+{GPTQ}" if mover else GPTQ, rounded, changed, len(few), behind)
 
 
 def best_of(

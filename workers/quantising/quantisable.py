@@ -6,14 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from outrider.kernels.program import RECURRENT, Format, Kind, Program
+from outrider.kernels.program import Format, Kind, Program
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.families import build_program
 from outrider.workers.models.files import read_json
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.language_model import sees
 from outrider.workers.models.model_info import weight_files
-from outrider.workers.quantising.layers import layers_of
+from outrider.workers.quantising.layers import layers_of, named, weights_of
 
 USUAL_GROUP, LEAST_GROUP = 32, 8
 
@@ -37,11 +37,13 @@ def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
         method = dict(values["quantization_config"]).get("quant_method", "unknown")
         raise ModelError(f"{path} is quantised already ({method}); give the checkpoint that it was made from")
     program = build_program(values, Format.W4A8, source=str(file))
-    if any(op.kind in RECURRENT for op in program.ops):
-        raise ModelError(f"{path} has a recurrent state, and is not quantised; run it with --precision w4a8 as it is")
-    if any(op.kind is Kind.EXPERTS for op in program.ops):
-        raise ModelError(f"{path} is a mixture of experts, which is not quantised; run it with --precision w4a8 as it is")
     sources = [source for weight in program.weights for source in weight.sources]
+    experts = named(program, (number for op in program.ops if op.kind is Kind.EXPERTS for number in weights_of(op)))
+    if joined := next((source.name for source in experts if source.rows), None):
+        raise ModelError(
+            f'{path} has all experts of a layer in one matrix, "{joined}", as no quantised format does, and is not '
+            "quantised; run it with --precision w4a8 as it is"
+        )
     if turned := next((source.name for source in sources if source.stored and len(source.shape) == 2), None):
         raise ModelError(
             f'{path} stores "{turned}" with its inputs as rows, as no quantised format does, and is not quantised; run it '

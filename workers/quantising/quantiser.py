@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.kernels.program import Format, Program
+from outrider.kernels.program import Format, Kind, Program
 from outrider.kernels.program import Tensor as Named
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
@@ -35,9 +36,12 @@ from outrider.workers.quantising.methods import (
 from outrider.workers.quantising.quantisable import check_free, described_program, group_of
 
 # Raised with whatever changes the bytes that come of a plan: a run that was killed goes on with its own version only.
-VERSION = 3
+VERSION = 4
 # One window in so many is not calibrated on; the ways to round a layer are compared by it.
 HELD_OUT_EVERY = 8
+EXPERT = re.compile(r"\.experts\.\d+\.")
+# Under which a layer's file says how many of its experts few tokens came to.
+FEW = "few"
 SCALE_TYPES = {"bfloat16": torch.bfloat16}
 
 Tell = Callable[[str], None]
@@ -175,16 +179,23 @@ class _Quantiser:
             first = best.behind or after(program, layer, best.tensors, calibrating, length, choice.watch())
             behind = {number: torch.cat([first[number], last[number]]) for number in first}
         shapes = {tensor.name: tensor.stored or tensor.shape for tensor in layer.tensors(program)}
+        names = names_in(self._checkpoint, layer.tensors(program))
         vectors = {
-            name: tensor.to(stored[name]).reshape(shapes[name])
-            for name, tensor in best.tensors.items()
+            names.get(name, name): best.tensors[name].to(stored[name]).reshape(shapes[name])
+            for name in tensors
             if name not in best.rounded
         }
-        matrices = {part: tensor for name, each in best.rounded.items() for part, tensor in tensors_of(name, each).items()}
-        self._folder.keep_layer(layer.index, vectors | matrices, {"method": best.name, "loss": repr(loss)})
+        matrices = {
+            part: tensor
+            for name, each in best.rounded.items()
+            for part, tensor in tensors_of(names.get(name, name), each).items()
+        }
+        told = {"method": best.name, "loss": repr(loss), FEW: str(best.few)}
+        self._folder.keep_layer(layer.index, vectors | matrices, told)
         if choice.calibrated:
             self._folder.keep_state(layer.index + 1, behind)
         how = f"{best.name}, error {100 * loss:.3g}% on text held out" if choice.calibrated else best.name
+        how += f", few tokens for {best.few} of {experts_of(program, layer)} experts" if best.few else ""
         self._tell(f"layer {layer.index + 1} of {len(self._layers)}: {how}")
         return behind
 
@@ -199,9 +210,10 @@ def _finished(
     values: Mapping[str, Any],
 ) -> Made:
     inside = {tensor.name for layer in layers for tensor in layer.tensors(program)}
-    others = {part.name: part for weight in program.weights for part in weight.sources if part.name not in inside}
-    tensors, stored = read(checkpoint, list(others.values()))
-    rest = {name: tensor.to(stored[name]) for name, tensor in tensors.items()}
+    outside = {part.name: part for weight in program.weights for part in weight.sources if part.name not in inside}
+    tensors, stored = read(checkpoint, list(outside.values()))
+    own = names_in(checkpoint, [part for weight in program.weights for part in weight.sources])
+    rest = {own.get(name, name): tensor.to(stored[name]) for name, tensor in tensors.items()}
     # Linear layers outside of the decoder's: the head, and OPT's projections. A head that is the embedding is one, too. And
     # within them what is no linear layer here: the matrices that latent attention has for each head.
     rounded = {tensor.name for layer in layers for tensor in layer.matrices(program)}
@@ -213,8 +225,12 @@ def _finished(
         if part.name not in rounded
     }
     embeddings = {name for name in names if name.rpartition(".")[2] in ("embed_tokens", "wte")}
-    ignored = sorted((names - embeddings) | {"lm_head"})
+    # Routers by both names that readers may know them by.
+    others = {own[f"{name}.weight"].removesuffix(".weight") for name in names if f"{name}.weight" in own}
+    ignored = sorted((names - embeddings) | others | {"lm_head"})
     told = [folder.told(layer.index)["method"] for layer in layers]
+    few = sum(int(folder.told(layer.index)[FEW]) for layer in layers)
+    experts = sum(experts_of(program, layer) for layer in layers)
     ordered = any(GPTQ in method for method in told)
     config = dict(values) | {"quantization_config": description(choice.form, choice.activations, ignored, ordered)}
     folder.finish(source, rest, config)
@@ -222,7 +238,7 @@ def _finished(
     weights = sum(math.prod(tensor.shape) for layer in layers for tensor in layer.matrices(program))
     bits = _stored_bits(program, layers, choice.form) / weights
     size = sum(file.stat().st_size for file in folder.out.glob("*.safetensors"))
-    return Made(counts, bits, choice.form.group, size)
+    return Made(counts, bits, choice.form.group, size, few, experts)
 
 
 def _stored_bits(program: Program, layers: list[Layer], form: Form) -> int:
@@ -233,6 +249,26 @@ def _stored_bits(program: Program, layers: list[Layer], form: Form) -> int:
             groups = columns // form.width(columns)
             total += rows * (columns * form.bits + groups * (16 + (0 if form.symmetric else form.bits)))
     return total
+
+
+def experts_of(program: Program, layer: Layer) -> int:
+    """How many a layer has."""
+    return max((op.heads for op in program.ops[layer.start : layer.stop] if op.kind is Kind.EXPERTS), default=0)
+
+
+def names_in(checkpoint: Checkpoint, named: list[Named]) -> dict[str, str]:
+    """What the checkpoint calls those tensors that lie by themselves under the names of the family's makers.
+
+    Mixtral's experts, for example: readers know them by these. A checkpoint of the bare decoder, and a head by another
+    name, are written by the usual ones.
+    """
+    found = {}
+    for each in named:
+        [name] = checkpoint.parts(each)
+        together = ".experts." in each.name and not EXPERT.search(name)
+        if not together and ".layers." in name and name not in (each.name, each.name.split(".", 1)[1]):
+            found[each.name] = name
+    return found
 
 
 def read(checkpoint: Checkpoint, named: list[Named]) -> tuple[dict[str, Tensor], dict[str, torch.dtype]]:

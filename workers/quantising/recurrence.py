@@ -1,0 +1,41 @@
+"""What goes from token to token of a sequence, in torch: short convolutions and gated delta nets (kernels/builder.py)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.kernels.program import Op
+
+
+def convolve(x: Tensor, taps: Tensor, bias: Tensor | None, length: int) -> Tensor:
+    """``taps``: [columns, 1, taps], a token's own last; before a sequence's first token there is nothing."""
+    sequences = x.reshape(-1, length, x.shape[1]).transpose(1, 2)
+    padded = F.pad(sequences, (taps.shape[-1] - 1, 0))
+    return F.conv1d(padded, taps, bias, groups=x.shape[1]).transpose(1, 2).reshape(x.shape)
+
+
+def delta(
+    op: Op, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, decay: Tensor, shift: Tensor, length: int
+) -> Tensor:
+    """Token by token, all sequences at once: the state forgets, is corrected where the key reads something else than the
+    value, and is read."""
+    queries, keys = (_unit(op, part).reshape(-1, length, op.kv_heads, op.head_size) for part in (query, key))
+    values = value.reshape(-1, length, op.heads, value.shape[1] // op.heads)
+    rates = gates[:, : op.heads].sigmoid().view(-1, length, op.heads)
+    kept = (-decay.exp() * F.softplus(gates[:, op.heads :] + shift)).exp().view(-1, length, op.heads)
+    state, found = torch.zeros(len(values), op.heads, op.head_size, values.shape[3]), torch.empty_like(values)
+    for token in range(length):
+        own, asked = (x[:, token].repeat_interleave(op.heads // op.kv_heads, dim=1) for x in (keys, queries))
+        state *= kept[:, token, :, None, None]
+        read = torch.einsum("shij,shi->shj", state, own)
+        change = (values[:, token] - read) * rates[:, token, :, None]
+        state += own[..., None] * change[:, :, None]
+        found[:, token] = torch.einsum("shij,shi->shj", state, asked) * op.scale
+    return found.reshape(value.shape)
+
+
+def _unit(op: Op, x: Tensor) -> Tensor:
+    heads = x.reshape(len(x), op.kv_heads, op.head_size)
+    return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + op.epsilon)

@@ -1,0 +1,67 @@
+"""Which experts each token takes, and the sum of what they make of it, in torch: kernels/builder.py says what is meant."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.program import Op, Routing
+
+# Those whose weights are the scores' own shares, which nothing divides by the sum of the chosen ones'.
+UNSHARED = (Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SOFTMAX_GROUPS)
+
+
+def route(op: Op, scores: Tensor, corrections: Tensor | None, factors: Tensor | None) -> Tensor:
+    """[tokens, 2 chosen]: the numbers of the best experts, of equals the first, and then their weights."""
+    if op.integer == Routing.SPARSE_MIXER:
+        return _mix_sparsely(op, scores)
+    by_sigmoid = op.integer in (Routing.SIGMOID_EACH, Routing.SIGMOID_SHARE)
+    chances = scores.sigmoid() if by_sigmoid else scores.softmax(dim=1)
+    values = scores if corrections is None and not op.head_size else chances
+    values = values if corrections is None else values + corrections
+    best = _highest(_of_groups(op, values) if op.head_size else values, op.kv_heads)
+    weights = chances.gather(1, best)
+    if op.integer not in UNSHARED:
+        total = weights.sum(dim=1, keepdim=True)
+        if op.integer == Routing.SIGMOID_SHARE:
+            total = total + op.epsilon
+        elif op.integer == Routing.SOFTMAX_SHARE:
+            total = total.clamp(min=op.epsilon)
+        weights = weights / total
+    weights = weights * op.scale
+    return torch.cat([best.float(), weights if factors is None else weights * factors[best]], dim=1)
+
+
+def _highest(values: Tensor, count: int) -> Tensor:
+    return values.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+def _of_groups(op: Op, values: Tensor) -> Tensor:
+    """Those of groups that are not chosen are out."""
+    groups = values.view(len(values), -1, op.head_size)
+    counted = 1 if op.integer == Routing.SOFTMAX_GROUPS else 2
+    kept = _highest(groups.topk(counted, dim=2).values.sum(dim=2), op.window)
+    out = torch.ones(groups.shape[:2], dtype=torch.bool).scatter(1, kept, False)
+    return groups.masked_fill(out[:, :, None], float("-inf")).view(values.shape)
+
+
+def _mix_sparsely(op: Op, scores: Tensor) -> Tensor:
+    """Two experts; each has its share of a softmax over what is no better, and near."""
+    left, best, weights = scores, [], []
+    for _ in range(2):
+        number = left.argmax(dim=1, keepdim=True)
+        top = left.gather(1, number)
+        # A score of zero that is the best of all is near to itself.
+        size = torch.maximum(scores.abs(), top)
+        far = torch.where(size > 0, (top - scores) / size, 0.0) > op.epsilon
+        weights.append(op.scale / (left - top).exp().masked_fill(far, 0.0).sum(dim=1, keepdim=True))
+        best.append(number.float())
+        left = left.scatter(1, number, float("-inf"))
+    return torch.cat([*best, *weights], dim=1)
+
+
+def mix(op: Op, products: Tensor, routed: Tensor) -> Tensor:
+    """The sum of a token's products; not weighed where ``op.integer`` says so."""
+    each = products.reshape(len(products), op.kv_heads, -1)[:, :, : op.output.width]
+    weighed = each if op.integer else each * routed[:, op.kv_heads :, None]
+    return weighed.sum(dim=1) * op.scale
