@@ -47,7 +47,8 @@ class Row:
     ``echo`` it tells of the prompt, too: its text, which this is (empty: what the tokens decode to), and with ``logprobs``
     those of its tokens. A row that is not ``assisted`` has nothing proposed. ``resumed`` are tokens of the answer that an
     earlier target wrote, and ``resumed_logprobs`` what it said of each: the row goes on behind them. ``shown`` are special
-    tokens that its text has, though texts leave them out elsewhere.
+    tokens that its text has, though texts leave them out elsewhere. ``predicted`` are tokens that its author expects: they
+    are candidates where texts are looked into, and decide nothing.
     """
 
     key: int
@@ -61,6 +62,7 @@ class Row:
     resumed: tuple[int, ...] = ()
     resumed_logprobs: tuple[TokenLogprobs, ...] = ()
     shown: tuple[int, ...] = ()
+    predicted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def _checked_rows(
 ) -> Iterator[StoredRow | FailedRow]:
     """Every row with its prompt in tokens, or what is wrong with it, numbered as they come."""
     number, writing = 0, WayOfWriting(model_info.path, tokenizer_process)
-    for some, encoded, compiled in _encoded(iter(rows), model_info, tokenizer_process, writing):
+    for some, encoded, expected, compiled in _encoded(iter(rows), model_info, tokenizer_process, writing):
         journal.add_carried(rows.carried.take())
         for row in some:
             checked: StoredRow | BadRow
@@ -156,7 +156,8 @@ def _checked_rows(
                 if row.model is not None and len(models) < MOST_MODELS_SHOWN:
                     models.add(row.model)
                 tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
-                checked = _checked(row, tokens, compiled, number, spec, model_info, writing)
+                predicted = next(expected) if row.prediction else ()
+                checked = _checked(row, tokens, predicted, compiled, number, spec, model_info, writing)
             yield _failed_row(source, number, checked) if isinstance(checked, BadRow) else checked
             number += 1
 
@@ -182,28 +183,40 @@ class WayOfWriting:
 
 # By a constraint as JSON: its grammar, or "" and what is wrong with it.
 Compiled = dict[str, tuple[str, str]]
+# A text in tokens, or what is wrong with it.
+Encoded = tuple[int, ...] | str
+Portion = tuple[list[Request | BadRow], Iterator[Encoded], Iterator[Encoded], Compiled]
 
 
 def _encoded(
     rows: Iterator[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess, writing: WayOfWriting
-) -> Iterator[tuple[list[Request | BadRow], Iterator[tuple[int, ...] | str], Compiled]]:
-    """Rows in portions, each with the tokens of its texts and the grammars of its constraints.
+) -> Iterator[Portion]:
+    """Rows in portions, each with the tokens of its texts and predictions and the grammars of its constraints.
 
     The tokenizer process works on the next ones meanwhile.
     """
-    path = model_info.path
-    ahead: deque[tuple[list[Request | BadRow], Callable[[], list[tuple[int, ...] | str]], Callable[[], Compiled]]] = deque()
+    ahead: deque[Callable[[], Portion]] = deque()
     more = True
     while more or ahead:
         if more:
             some = list(islice(rows, ROWS_AT_ONCE))
             more = len(some) == ROWS_AT_ONCE
-            texts = [text_of(row) for row in some if isinstance(row, Request) and row.prompt_tokens is None]
-            encoding = tokenizer_process.begin_to_encode(path, texts) if texts else list
-            ahead.append((some, encoding, _begin_to_compile(some, model_info, tokenizer_process, writing)))
+            ahead.append(_begin(some, model_info, tokenizer_process, writing))
         if not more or len(ahead) > PORTIONS_AHEAD:
-            some, encoding, compiling = ahead.popleft()
-            yield some, iter(encoding()), compiling()
+            yield ahead.popleft()()
+
+
+def _begin(
+    rows: list[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess, writing: WayOfWriting
+) -> Callable[[], Portion]:
+    requests = [row for row in rows if isinstance(row, Request)]
+    texts = [text_of(row) for row in requests if row.prompt_tokens is None]
+    predictions = [row.prediction for row in requests if row.prediction]
+    encoding = tokenizer_process.begin_to_encode(model_info.path, texts) if texts else list
+    expecting = tokenizer_process.begin_to_encode(model_info.path, predictions, continued=True) if predictions else list
+    compiling = _begin_to_compile(rows, model_info, tokenizer_process, writing)
+    # In the order in which they were begun.
+    return lambda: (rows, iter(encoding()), iter(expecting()), compiling())
 
 
 def _begin_to_compile(
@@ -257,7 +270,8 @@ def text_of(row: Request) -> Any:
 
 def _checked(
     row: Request,
-    tokens: tuple[int, ...] | str,
+    tokens: Encoded,
+    predicted: Encoded,
     compiled: Compiled,
     number: int,
     spec: JobSpec,
@@ -265,7 +279,7 @@ def _checked(
     writing: WayOfWriting,
 ) -> StoredRow | BadRow:
     try:
-        return _check(row, tokens, compiled, number, spec, model_info, writing)
+        return _check(row, tokens, predicted, compiled, number, spec, model_info, writing)
     except Exception as error:  # one row is never the end of the others
         return unexpected(row.custom_id, row.line, "admitted", error)
 
@@ -280,17 +294,16 @@ def admit_one(
         return BadRow(str(number), number, str(error))
     except Exception as error:  # one row is never the end of the others
         return unexpected(str(number), number, "read", error)
-    tokens: tuple[int, ...] | str | None = row.prompt_tokens
-    if tokens is None:
-        tokens = tokenizer_process.encode(model_info.path, [text_of(row)])[0]
     writing = WayOfWriting(model_info.path, tokenizer_process)
-    compiled = _begin_to_compile([row], model_info, tokenizer_process, writing)()
-    return _checked(row, tokens, compiled, number, spec, model_info, writing)
+    _, encoded, expected, compiled = _begin([row], model_info, tokenizer_process, writing)()
+    tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
+    return _checked(row, tokens, next(expected, ()), compiled, number, spec, model_info, writing)
 
 
 def _check(
     row: Request,
-    tokens: tuple[int, ...] | str,
+    tokens: Encoded,
+    predicted: Encoded,
     compiled: Compiled,
     number: int,
     spec: JobSpec,
@@ -314,6 +327,9 @@ def _check(
         request["reasoning"] = (writing.tags.opening, writing.tags.closing, prompt_ends_inside(writing.tags, prompt))
         if writing.tags.shown:
             request["shown"] = list(writing.tags.shown)
+    # What cannot be tokens of the model is expected in vain, and no fault of the row.
+    if predicted and not isinstance(predicted, str) and max(predicted) < model_info.vocabulary:
+        request["predicted"] = list(map(int, predicted[: model_info.context]))
     if row.tools and writing.form is None:
         return BadRow(row.custom_id, row.line, UNKNOWN_FORM)
     if row.tools and writing.form is not None:
@@ -450,6 +466,8 @@ class Resolved(TypedDict):
     tools: NotRequired[tuple[Literal["hermes", "llama", "mistral"], list[StrictStr], Choice]]
     # Special tokens that are marks of calls.
     shown: NotRequired[list[StrictInt]]
+    # Tokens of what the answer is expected to be.
+    predicted: NotRequired[list[StrictInt]]
 
 
 RESOLVED = TypeAdapter(Resolved)
@@ -475,6 +493,7 @@ def samples_of(stored: StoredRow) -> list[Row]:
             logprobs=request.get("logprobs"),
             echo=request.get("echo"),
             shown=tuple(request.get("shown", ())),
+            predicted=tuple(request.get("predicted", ())),
             sampling=Sampling(
                 temperature=request["temperature"],
                 top_p=request["top_p"],

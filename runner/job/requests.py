@@ -152,6 +152,8 @@ class Request(_Strict):
     constraint: dict[str, Any] | None = None
     # What the row's author thinks will answer; the job's own model does.
     model: str | None = None
+    # What the author thinks the answer will be ("": nothing).
+    prediction: str = ""
 
 
 class RowError(ValueError):
@@ -184,18 +186,19 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
             raise RowError(f'"{key}" must be {called}, got {shown(body[key])}')
     fields, model = _clean(body), _model(body)
     _without(HARMLESS_IN_BODIES, fields)
+    prediction = _prediction(fields)
     if url == "/v1/completions":
         if "messages" in fields:
             raise RowError('"messages" belongs to /v1/chat/completions; /v1/completions takes "prompt"')
         _no_template(fields)
         _completion_logprobs(fields)
-        return Request(custom_id=custom_id, line=line, **_prompt(fields), **_asked(fields), model=model)
+        own = {**_prompt(fields), **_asked(fields)}
+        return Request(custom_id=custom_id, line=line, **own, model=model, prediction=prediction)
     if url == "/v1/chat/completions":
         if "prompt" in fields:
             raise RowError('"prompt" belongs to /v1/completions; /v1/chat/completions takes "messages"')
         _no_echo(fields)
-        _without_prediction(fields)
-        return Request(custom_id=custom_id, line=line, **_chat(fields), model=model)
+        return Request(custom_id=custom_id, line=line, **_chat(fields), model=model, prediction=prediction)
     raise RowError(f'"url" must be "/v1/completions" or "/v1/chat/completions", got {shown(url)}')
 
 
@@ -416,15 +419,15 @@ def _no_echo(fields: dict[str, Any]) -> None:
         raise RowError('"echo" belongs to completions, an answer to messages has no prompt to repeat; remove it')
 
 
-def _without_prediction(fields: dict[str, Any]) -> None:
-    """What OpenAI's clients expect an answer to be is to make it faster, and never to change it."""
+def _prediction(fields: dict[str, Any]) -> str:
+    """What the author expects the answer to be: candidates where texts are looked into, which change nothing."""
     if (prediction := fields.pop("prediction", None)) is None:
-        return
+        return ""
     if not isinstance(prediction, dict) or prediction.keys() != {"type", "content"} or prediction["type"] != "content":
         raise RowError(
             f'"prediction" must be an object such as {{"type": "content", "content": …}}, got {shown(prediction)}'
         )
-    _content("prediction", prediction["content"])
+    return _content("prediction", prediction["content"])
 
 
 def _count_of_logprobs(key: str, value: object) -> int:

@@ -39,7 +39,9 @@ class FakeTokenizerProcess:
     def tool_form(self, path: str) -> None:
         return None
 
-    def begin_to_encode(self, path: str, prompts: list[Any]) -> Callable[[], list[tuple[int, ...] | str]]:
+    def begin_to_encode(
+        self, path: str, prompts: list[Any], continued: bool = False
+    ) -> Callable[[], list[tuple[int, ...] | str]]:
         assert path == MODEL_INFO.path
         self.asked.append(len(prompts))
 
@@ -91,6 +93,21 @@ def test_rows_are_written_with_everything_resolved(journal: Journal) -> None:
     assert (first.request["temperature"], first.request["max_tokens"]) == (1.0, 7)
     assert (second.prompt, second.request["temperature"], second.request["stop"]) == ((1, 2), 0.5, ["x"])
     assert second.request["seed"] == (1 << 64) - 1
+
+
+def predicting(custom_id: str, content: str, prompt: str = "hey") -> dict[str, Any]:
+    prediction = {"prediction": {"type": "content", "content": content}} if content else {}
+    return {"custom_id": custom_id, "url": "/v1/completions", "body": {"prompt": prompt, **prediction}}
+
+
+def test_what_an_answer_is_expected_to_be_goes_with_its_row_alone(journal: Journal) -> None:
+    """And what cannot be tokens of the model, or is more than it holds, is no fault of the row."""
+    contents = ("hi", "", "hi" * 20, "ü", "\x64")
+    rows = [predicting(str(number), content) for number, content in enumerate(contents)]
+    assert admitted(journal, lines(*rows)) == len(rows)
+    samples = [samples_of(row)[0] for row in stored(journal, *range(len(rows)))]
+    assert [row.predicted for row in samples] == [(4, 5), (), (4, 5) * 10, (), (0,)]
+    assert {row.prompt for row in samples} == {(4, 1, 21)}
 
 
 def test_every_problem_is_named_and_nothing_is_written(journal: Journal) -> None:

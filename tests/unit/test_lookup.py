@@ -29,6 +29,8 @@ def test_lookup_continues_the_longest_last_match(tokens: list[int], limit: int, 
 
 def test_lookup_by_example() -> None:
     assert NgramIndex().propose([1, 2, 3, 4, 1, 2, 3], 2) == (4, 1)
+    assert NgramIndex([1, 2, 3, 4]).propose([9, 2, 3], 2) == (4, 9)
+    assert NgramIndex([1, 2, 3, 4]).propose([9, 8], 2) == ()
     assert NgramIndex().propose([1, 2, 3], 4) == ()
     assert NgramIndex().propose([5, 5], 3) == (5,)
     assert NgramIndex().propose([1, 2, 1], 0) == ()

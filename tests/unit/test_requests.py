@@ -54,6 +54,7 @@ def test_a_line_as_the_openai_cookbook_writes_it() -> None:
         line=1,
     )
     assert request.messages == (Message(role="user", content="hi"),)
+    assert request.prediction == "high"
     assert request.parameters.max_tokens == 300
     assert request.parameters.temperature == 0.1
     assert request.parameters.seed == 42

@@ -148,3 +148,34 @@ def test_a_draft_that_takes_longer_than_its_candidates_gain_is_not_asked_beside_
     assert set(request.found) == {0}
     assert forecast is not None
     assert forecast.drafting == 0.0
+
+
+def expecting(key: int, prompt: Sequence[int], predicted: Sequence[int], left: int = 400) -> LiveRow:
+    row = Row(key, tuple(prompt), left, Sampling(), predicted=tuple(predicted))
+    return LiveRow(row, list(prompt), TextWriter(decode, (), ()), 0.0, cached=len(prompt) - 1)
+
+
+def test_what_is_expected_is_proposed_from_the_first_token_on() -> None:
+    """And again behind a place where the row went its own way."""
+    finder = knowing(SONG)
+    row = expecting(1, [200, 201, 202, 203], range(100, 140))
+    finder.find([row])
+    assert tuple(finder.proposal(row, 3).tokens) == (100, 101, 102)
+    row.tokens += [100, 101, 102, 7, 8]
+    finder.find([row])
+    assert not finder.proposal(row, 3).tokens
+    row.tokens += [110, 111, 112, 113]
+    finder.find([row])
+    found = finder.proposal(row, 3)
+    assert (tuple(found.tokens), set(found.from_others)) == ((114, 115, 116), {0})
+
+
+def test_what_was_expected_is_no_answer_that_others_go_by() -> None:
+    finder = knowing(SONG)
+    row = expecting(1, [200, 201], range(100, 140))
+    finder.find([row])
+    row.tokens += [5, 6]
+    finder.ended(row)
+    other = live(2, [2, *range(100, 120)])
+    finder.find([other])
+    assert not finder.proposal(other, 3).tokens

@@ -8,34 +8,44 @@ LONGEST = 4
 
 
 class NgramIndex:
-    """Where each n-gram of a growing row last ended, kept up to date token by token.
+    """Where each n-gram of a growing row, and of what stood ``before`` it, last ended, kept up to date token by token.
 
     Two positions are kept, because the row's own tail is always the latest: what is asked for is the one before it.
     """
 
-    def __init__(self, longest: int = LONGEST) -> None:
+    def __init__(self, before: Sequence[int] = (), longest: int = LONGEST) -> None:
         self._longest = longest
+        self._text = list(before)
+        # Of the row's own tokens.
         self._indexed = 0
         self._last: dict[tuple[int, ...], int] = {}
         self._before: dict[tuple[int, ...], int] = {}
+        self._index(0)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in what has been added to the row since the last call; the rest must be unchanged."""
-        for end in range(self._indexed + 1, len(tokens) + 1):
+        start = len(self._text)
+        self._text += tokens[self._indexed :]
+        self._indexed = len(tokens)
+        self._index(start)
+
+    def _index(self, start: int) -> None:
+        text = self._text
+        for end in range(start + 1, len(text) + 1):
             for size in range(1, min(self._longest, end) + 1):
-                gram = tuple(tokens[end - size : end])
+                gram = tuple(text[end - size : end])
                 if gram in self._last:
                     self._before[gram] = self._last[gram]
                 self._last[gram] = end
-        self._indexed = len(tokens)
 
     def propose(self, tokens: Sequence[int], limit: int) -> tuple[int, ...]:
         """What followed the last earlier occurrence of the longest tail that occurred before."""
         if limit <= 0:
             return ()
         self.extend(tokens)
-        for size in range(min(self._longest, len(tokens) - 1), 0, -1):
-            end = self._before.get(tuple(tokens[len(tokens) - size :]))
+        text = self._text
+        for size in range(min(self._longest, len(text) - 1), 0, -1):
+            end = self._before.get(tuple(text[len(text) - size :]))
             if end is not None:
-                return tuple(tokens[end : end + limit])
+                return tuple(text[end : end + limit])
         return ()

@@ -16,6 +16,8 @@ from outrider.workers.target.text_and_stop_strings import TextWriter
 # A grammar's hash, and the last tokens before a place.
 Kind = tuple[int, tuple[int, ...]]
 TOKENS_OF_A_KIND = 4
+# So many tokens of a prompt stand before what its answer is expected to be, too.
+FOUND_BY = 16
 
 
 def context_of(rows: Iterable[LiveRow]) -> int:
@@ -69,6 +71,13 @@ class LiveRow:
     kind: Kind | None = None
     # Of its tokens, where there is a head to read them.
     states: HeldStates = field(default_factory=HeldStates)
+
+    @property
+    def text_before(self) -> tuple[int, ...]:
+        """What is to be known as having stood before the row's tokens, by whoever looks for candidates in texts: what its
+        author expects, behind the prompt's last tokens, which are what it is found by at the answer's beginning."""
+        row = self.row
+        return (*row.prompt[-FOUND_BY:], *row.predicted) if row.predicted else ()
 
     @property
     def pending(self) -> int:

@@ -106,7 +106,7 @@ class LookupProposer:
         return lambda: proposals
 
     def proposal(self, live: LiveRow, count: int) -> tuple[int, ...]:
-        index = self._indexes.get(live.row.key) or self._indexes.setdefault(live.row.key, NgramIndex())
+        index = self._indexes.get(live.row.key) or self._indexes.setdefault(live.row.key, NgramIndex(live.text_before))
         return index.propose(live.tokens, count)
 
     def forget(self, key: int) -> None:

@@ -40,8 +40,11 @@ class SuffixFinder:
     def _gain(self, live: LiveRow) -> Gain:
         key, tokens = live.row.key, live.tokens
         known, self._known[key] = self._known.get(key, 0), len(tokens)
+        before = live.text_before
+        gained = tokens[known:] if known or not before else [*before, *tokens]
         # The last token of a row is always the target's own.
-        return Gain(key, tokens[known:], len(live.row.prompt), max(0, min(MOST_FOUND, live.remaining - 1)))
+        most = max(0, min(MOST_FOUND, live.remaining - 1))
+        return Gain(key, gained, len(before) + len(live.row.prompt), most)
 
     def proposal(self, live: LiveRow, count: int) -> Proposal:
         """What was found for the row last."""
