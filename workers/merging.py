@@ -3,7 +3,6 @@ written over where they lie."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from outrider.kernels.packing import to_bf16
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.adapter import FLOATS, Adapter, Change
-from outrider.workers.models.files import SETTINGS, TEMPLATE_SUFFIX, holds_tokenizer, read_json
+from outrider.workers.models.files import SETTINGS, TEMPLATE_SUFFIX, holds_tokenizer, read_json, sync
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.mlx import KEY as OF_MLX
 from outrider.workers.models.formats.raw import TYPES, RawTensors, to_float32
@@ -26,7 +25,9 @@ from outrider.workers.models.model_info import described
 
 CONFIG = "config.json"
 SUFFIX = ".unfinished"
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+# Names of embeddings, with which a model that has no head of its own computes its scores.
+EMBEDDINGS = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "embed_in", "word_embeddings", "embeddings"))
+HEAD = "lm_head.weight"
 # Families that keep a matrix with its inputs as rows.
 TURNED = ("gpt2", "openai-gpt")
 # Rows that are worked on at a time.
@@ -68,8 +69,9 @@ def check_mergeable(base: Path, adapter: Adapter) -> Places:
     stored = read_entries(base, files)
     tied = not any(name.endswith(HEAD) for name in stored)
     found = {name: _entry(stored, adapter, name) for name in (*map(weight_of, adapter.changes), *adapter.whole)}
+    of_tokens = {weight_of(change) for change in adapter.changes if change.embedding}
     for name in found:
-        if tied and name.endswith(EMBEDDING):
+        if tied and (name in of_tokens or name.endswith(EMBEDDINGS)):
             raise ModelError(
                 f"{adapter.path} changes {quoted(name)}, which is the model's LM head as well: the adapter leaves that as "
                 "it is, and a merged model could not"
@@ -87,7 +89,7 @@ def _check_copies(stored: Mapping[str, Entry], adapter: Adapter, tied: bool) -> 
     model, own = RawTensors(stored), RawTensors(adapter.copies)
     try:
         for name, entry in adapter.copies.items():
-            of_model = next(each for each in stored if each.endswith(EMBEDDING)) if tied and name == HEAD else name
+            of_model = next((each for each in stored if each.endswith(EMBEDDINGS)), name) if tied and name == HEAD else name
             place = _entry(stored, adapter, of_model)
             _check_shape(adapter, name, entry.shape, place)
             of_model = next(each for each in stored if stored[each] is place)
@@ -140,10 +142,10 @@ def merge(base: Path, adapter: Adapter, out: Path, say: Say) -> Merged:
         size = _copy(base, adapter, partial, say)
         _write(places, adapter, partial, say)
         for file in partial.rglob("*"):
-            _sync(file)
-        _sync(partial)
+            sync(file)
+        sync(partial)
         partial.rename(out)
-        _sync(out.parent)
+        sync(out.parent)
     except OSError as error:
         raise UsageError(f"--out: {partial} cannot be written: {error.strerror}") from None
     return Merged(len(adapter.changes), len(adapter.whole), size)
@@ -215,11 +217,3 @@ def _over(place: Entry, start: int, weights: NDArray[np.floating], out: Path) ->
     with (out / place.file.name).open("r+b") as stream:
         stream.seek(offset)
         stream.write(np.ascontiguousarray(stored).tobytes())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -162,6 +162,13 @@ def test_what_is_not_followed_is_refused(
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 HEAD = "base_model.model.lm_head.weight"
 COPY = "base_model.model.model.embed_tokens.base_layer.weight"
+OF_TOKENS = "model.embed_tokens.weight"
+
+
+def renamed_embedding(tensors: dict[str, torch.Tensor]) -> None:
+    tensors.pop(COPY)
+    for part in ("lora_embedding_A", "lora_embedding_B"):
+        tensors[f"base_model.model.tokens.{part}"] = tensors.pop(f"base_model.model.model.embed_tokens.{part}")
 
 
 @pytest.mark.parametrize(
@@ -207,6 +214,10 @@ def test_models_into_which_nothing_is_merged(place: Callable[[str], tuple[Path, 
     (model / "config.json").write_text(json.dumps(config))
     change_tensors(model / "model.safetensors", lambda each: each.pop("lm_head.weight"))
     change_tensors(adapter / "adapter_model.safetensors", lambda each: each.pop(HEAD))
+    assert "LM head as well" in run(adapter, tmp_path / "out")[1]
+    # By whatever name: what PEFT adds to an embedding shows in how it keeps it.
+    change_tensors(model / "model.safetensors", lambda each: each.update({"tokens.weight": each.pop(OF_TOKENS)}))
+    change_tensors(adapter / "adapter_model.safetensors", renamed_embedding)
     assert "LM head as well" in run(adapter, tmp_path / "out")[1]
     (model / "model.safetensors").unlink()
     assert "holds no safetensors" in run(adapter, tmp_path / "out")[1]

@@ -122,6 +122,15 @@ def _check_length(file: Path, size: int, longest: int) -> None:
         raise ModelError(f"{file} is larger than {longest >> 20} MB, which no such file of a model is")
 
 
+def sync(path: Path) -> None:
+    """A file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_json(path: Path, longest: int = LONGEST_CONFIGURATION) -> dict[str, Any]:
     """The JSON object in a file."""
     if not os.path.lexists(path):

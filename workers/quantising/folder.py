@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.workers.errors import JobChangedError, UsageError, first_line
+from outrider.workers.models.files import sync
 from outrider.workers.models.headers import INDEX
 from outrider.workers.models.model_info import described
 
@@ -106,7 +107,7 @@ class Folder:
         with self._writing():
             (self.path / STATE).unlink(missing_ok=True)
             self.path.rename(self.out)
-            _sync(self.out.parent)
+            sync(self.out.parent)
         # Only now: what goes on here needs them.
         for name in (PLAN, *(f"{LAYER}-{index}.json" for index in range(self._layers))):
             (self.out / name).unlink()
@@ -142,15 +143,7 @@ class Folder:
         with partial.open("rb") as stream:
             os.fsync(stream.fileno())
         partial.rename(path)
-        _sync(self.path)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(self.path)
 
 
 def digest_of_tokens(windows: Tensor) -> str:
