@@ -534,10 +534,19 @@ class Builder:
         return output
 
     def gate(
-        self, x: Slice, key: Slice, *, residual: Slice | None = None, activation: Activation = Activation.SIGMOID
+        self,
+        x: Slice,
+        key: Slice,
+        *,
+        residual: Slice | None = None,
+        activation: Activation = Activation.SIGMOID,
+        output: Slice | None = None,
     ) -> Slice:
-        """``x`` times the activation of ``key`` (as wide, or one column: its logistic function), plus ``residual``."""
-        output = self._buffer(x.width)
+        """``x`` times the activation of ``key`` (as wide, or one column: its logistic function), plus ``residual``.
+
+        Written to ``output`` where that is given.
+        """
+        output = output or self._buffer(x.width)
         self._ops.append(Op(Kind.GATE, x, key=key, residual=residual or ABSENT, output=output, activation=activation))
         return output
 

@@ -129,6 +129,13 @@ KINDS: dict[str, dict[str, Any]] = {
         },
         _EYES | {"model_type": "siglip2_vision_model", "num_patches": 4},
     ),
+    "lfm3_vl": _seeing(
+        {"layer_types": ["conv", "sliding_attention", "full_attention"], "num_hidden_layers": 3, "sliding_window": 16}
+        | {"pad_token_id": 0},
+        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
+        | {"num_key_value_heads": 1, "patch_size": 4},
+        projector_hidden_size=32,
+    ),
     "llama4": _seeing(
         {"num_local_experts": 4, "num_hidden_layers": 4, "intermediate_size_mlp": 80, "attention_chunk_size": 8},
         _EYES | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},

@@ -331,6 +331,25 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"full_attn_idxs": [2], "num_hidden_layers": 4, "conv_L_cache": 4, "conv_bias": True, "head_dim": 24}
         | {"tie_word_embeddings": False, "block_auto_adjust_ff_dim": False},
     ),
+    "lfm3": (
+        "lfm3",
+        LLAMA
+        | {"layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "num_hidden_layers": 4, "head_dim": 24}
+        | {"pad_token_id": 0, "num_attention_heads": 16, "num_key_value_heads": 4}
+        | {"sliding_window": 7, "conv_bias": True, "attention_bias": True, "tie_word_embeddings": False, "conv_L_cache": 4},
+    ),
+    "lfm3-plain": (
+        "lfm3",
+        LLAMA
+        | {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 20, "use_sandwich_norm": False}
+        | {"use_attention_gate": False, "pad_token_id": 0}
+        | {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            }
+        },
+    ),
     "qwen3-5": ("qwen3_5_text", DELTA | {"rope_parameters": MROPE}),
     "bigcode": ("gpt_bigcode", BIGCODE),
     "bigcode-mha": ("gpt_bigcode", BIGCODE | {"multi_query": False, "scale_attn_weights": False}),

@@ -65,6 +65,13 @@ def test_settings_of_generate_change_no_logit() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
+        ("lfm3", {"layer_types": ["sliding_attention"] * 2, "sliding_window": None}, 'without a "sliding_window"'),
+        ("lfm3", {"layer_types": ["conv"]}, """cannot follow "layer_types": ['conv']"""),
+        (
+            "lfm3",
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}, "layer_types": ["conv", "sliding_attention"]},
+            '"rope_parameters" has no "rope_theta" for layers of the type "sliding_attention"',
+        ),
         ("olmo", {"clip_qkv": 0.0}, '"clip_qkv" must be greater than 0, got 0.0'),
         ("ministral3", {"rope_parameters": {"rope_type": "default"}}, '"rope_parameters" has no "llama_4_scaling_beta"'),
         (

@@ -43,7 +43,18 @@ from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights, open_model
 from outrider.workers.precisions import PRECISIONS
 
-DENSE = ("gemma4", "gemma4-by-layer", "ministral3", "apertus", "nanochat", "youtu-wide", "granite-hybrid", "jais2", "lfm2")
+DENSE = (
+    "gemma4",
+    "gemma4-by-layer",
+    "ministral3",
+    "apertus",
+    "nanochat",
+    "youtu-wide",
+    "granite-hybrid",
+    "jais2",
+    "lfm2",
+    "lfm3",
+)
 # gpt-oss' experts have biases and lie inputs by outputs, as nothing but its own MXFP4 has them; DBRX's lie in one matrix.
 FAMILIES = [name for name in MIXTURES if not name.startswith(("gpt-oss", "dbrx"))] + list(DENSE)
 QUICK = [

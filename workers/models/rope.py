@@ -126,6 +126,15 @@ def read_ropes(
     return found
 
 
+def require_bases(config: Config, kinds: Collection[str]) -> None:
+    """Refuse parameters without a base for layers of one of these types, which transformers does not run."""
+    stated = config.get("rope_parameters")
+    for kind in kinds if isinstance(stated, dict) and stated else ():
+        of_kind = stated.get(kind)
+        if of_kind is None or (isinstance(of_kind, dict) and of_kind.get("rope_theta") is None):
+            raise ModelError(f'{config.source}: "rope_parameters" has no "rope_theta" for layers of the type "{kind}"')
+
+
 def _parameters(config: Config, values: object) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ModelError(f'{config.source}: "rope_parameters" must be an object, got {values!r}')

@@ -16,7 +16,7 @@ from outrider.workers.models.families.gemma_layers import SharedAttention, first
 from outrider.workers.models.families.layer_norm import Heads
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, rms_norm, windows
 from outrider.workers.models.families.skeleton import Sizes, gated, read_sizes
-from outrider.workers.models.rope import Rope, read_ropes
+from outrider.workers.models.rope import Rope, read_ropes, require_bases
 
 ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
@@ -182,10 +182,6 @@ def _heads_of(config: Config, stated: object, usual: Heads) -> Heads:
 
 def _ropes(config: Config, sizes: Sizes, head_sizes: Mapping[str, int]) -> dict[str, Rope]:
     config.only("rope_scaling", None)
-    stated = config.get("rope_parameters")
-    for kind in head_sizes if isinstance(stated, dict) and stated else ():
-        of_kind = stated.get(kind)
-        if of_kind is None or (isinstance(of_kind, dict) and of_kind.get("rope_theta") is None):
-            raise ModelError(f'{config.source}: "rope_parameters" has no "rope_theta" for layers of the type "{kind}"')
+    require_bases(config, head_sizes)
     thetas = {SLIDING: 0.0, FULL: 0.0}  # are always stated
     return read_ropes(config, head_sizes, sizes.context, thetas, usual=ROPES, proportional=True)

@@ -92,7 +92,7 @@ def _decoder(config: Config, begin: Begin, sizes: Sizes, types: list[str], mixer
         block = Linear(f"model.layers.{layer}.")
         h = norm(x, f"layers.{layer}.operator_norm")
         if kind == CONVOLUTION:
-            x = _convolution(builder, h, x, Linear(f"{block.prefix}conv."), taps, bias)
+            x = convolution(builder, h, x, Linear(f"{block.prefix}conv."), taps, bias)
         else:
             x = _attention(builder, h, x, Linear(f"{block.prefix}self_attn."), sizes, rope)
         x = mixer(builder, norm(x, f"layers.{layer}.ffn_norm"), layer, x)
@@ -102,7 +102,7 @@ def _decoder(config: Config, begin: Begin, sizes: Sizes, types: list[str], mixer
     return builder.finish(builder.linear(x, [head]))
 
 
-def _convolution(builder: Builder, h: Slice, x: Slice, conv: Linear, taps: int, bias: bool) -> Slice:
+def convolution(builder: Builder, h: Slice, x: Slice | None, conv: Linear, taps: int, bias: bool) -> Slice:
     width = h.width
     both = builder.linear(h, [conv.weight("in_proj", 3 * width, width)], biases=conv.biases(bias, ("in_proj", 3 * width)))
     before, behind, middle = both.split(width, width, width)

@@ -88,5 +88,13 @@ def paired_rows(heads: int, head_size: int, rotated: int, first: int = 0) -> Ran
     return tuple(ranges)
 
 
+def gate_heads(builder: Builder, x: Slice, gates: Slice, heads: int) -> None:
+    """Every head's columns times the logistic function of the head's gate, in place."""
+    size = x.width // heads
+    for head in range(heads):
+        part = x.part(head * size, size)
+        builder.gate(part, gates.part(head, 1), output=part)
+
+
 def rms_norm(builder: Builder, x: Slice, under: Linear, name: str, epsilon: float, residual: Slice | None = None) -> Slice:
     return builder.norm(x, under.vector(name, x.width), kind=Norm.RMS, epsilon=epsilon, residual=residual)

@@ -84,13 +84,12 @@ class Style:
 
     ``fused``: queries, keys and values are one tensor; ``fused_gate``: so are gate and up. ``paired``: rope turns
     neighbouring columns. ``first_norm`` names the norm before the attention, ``second_norm`` that before the gated layer,
-    where it is not the usual one. ``clip`` (0: none) bounds queries, keys and values. ``query_factors`` multiply turned
-    queries by position, each so many positions. ``plus`` is added to every norm's weight. ``weightless``: the kind of norms
-    that have no weights; where it is RMS, those of heads have none either. ``embedding_norm``: one stands behind the
-    embedding.
-    ``tied``: whether the head is the embedding where the configuration does not say. ``head_rows`` (0: all) are the tokens
-    that a head of its own knows, the first ones; no other is ever chosen. ``attention`` and ``mixer`` stand for
-    the attention and the gated layer, where these are others.
+    where it is not the usual one, ``last_norm`` the one before the head. ``clip`` (0: none) bounds queries, keys and
+    values. ``query_factors`` multiply turned queries by position, each so many positions. ``plus`` is added to every
+    norm's weight. ``weightless``: the kind of norms that have no weights; where it is RMS, those of heads have none
+    either. ``embedding_norm``: one stands behind the embedding. ``tied``: whether the head is the embedding where the
+    configuration does not say. ``head_rows`` (0: all) are the tokens that a head of its own knows, the first ones; no
+    other is ever chosen. ``attention`` and ``mixer`` stand for the attention and the gated layer, where these are others.
     """
 
     qkv_bias: bool = False
@@ -105,6 +104,7 @@ class Style:
     norms_behind: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
     weightless: Norm | None = None
     embedding_norm: bool = False
+    last_norm: str = "norm"
     head_norms: HeadNorms = HeadNorms.NONE
     head_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     windows: Sequence[int] = ()
@@ -156,7 +156,7 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
         h = norm(x, vector[1]) if before else x
         m = mixer(builder, h, layer, None if behind else x)
         x = norm(m, block.vector(behind_mixer, sizes.hidden, style.plus), x) if behind else m
-    x = norm(x, Tensor("model.norm.weight", (sizes.hidden,), plus=style.plus))
+    x = norm(x, Tensor(f"model.{style.last_norm}.weight", (sizes.hidden,), plus=style.plus))
     tied = config.flag("tie_word_embeddings", style.tied)
     rows = style.head_rows or sizes.vocabulary
     head = embedding if tied else Tensor("lm_head.weight", (rows, sizes.hidden))

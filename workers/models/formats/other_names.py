@@ -18,6 +18,7 @@ OTHERS = (
     (".self_attn.q_norm.", ".attention.query_layernorm."),
     (".self_attn.k_norm.", ".attention.key_layernorm."),
     (".self_attn.o_proj.", ".attention.dense."),
+    (".self_attn.gate_proj.", ".self_attn.g_proj."),  # LFM3
     (".mlp.gate.weight", ".mlp.router.gate.weight"),  # Hy3
     (".mlp.e_score_correction_bias", ".mlp.expert_bias"),
     (".mlp.shared_experts.", ".mlp.shared_mlp."),
