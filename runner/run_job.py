@@ -38,6 +38,7 @@ from outrider.runner.report.words import failure_lines
 from outrider.runner.streams import lost_output
 from outrider.runner.writable import check_file
 from outrider.workers.errors import JobHeldError, OutriderError, RayLostError, UsageError
+from outrider.workers.models.draft_names import AUTO, LOOKUP, MODEL, NONE, SUFFIX, split_draft
 
 ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 130
 
@@ -123,7 +124,7 @@ def _run_job(spec: JobSpec, display: Watcher, again: bool) -> Outcome:
         bring_token(display.say)
     else:
         # Before the process that tokenizes is started, which needs some of it, too.
-        check_limits()
+        check_limits(_least_actors(spec))
     try:
         with held(directory), display:
             outcome = _run_held(spec, directory, display, again)
@@ -131,6 +132,13 @@ def _run_job(spec: JobSpec, display: Watcher, again: bool) -> Outcome:
         display.say(f"{lost}: it is started anew, and the job goes on")
         restart()
     return Outcome(directory, outcome["summary"], outcome["over_time"], outcome["interrupted"])
+
+
+def _least_actors(spec: JobSpec) -> int:
+    """As far as the options tell: whether there is a usual draft is not known yet."""
+    named = split_draft(spec.draft)[0] not in (AUTO, MODEL, LOOKUP, SUFFIX, NONE)
+    has_draft = named and spec.draft_tokens != 0
+    return (spec.replicas or 1) * (1 + has_draft)
 
 
 def _run_held(spec: JobSpec, directory: Path, display: Watcher, again: bool) -> dict[str, Any]:

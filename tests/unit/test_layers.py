@@ -199,4 +199,9 @@ def test_the_import_package_is_made_of_the_three_folders() -> None:
     package = ROOT / "src" / "outrider"
     for layer in LAYERS:
         assert (package / layer).resolve() == ROOT / layer
-    assert {path.name for path in package.iterdir()} - {"__pycache__"} == {*LAYERS, "__init__.py", "py.typed"}
+    assert {path.name for path in package.iterdir()} - {"__pycache__"} == {
+        *LAYERS,
+        "__init__.py",
+        "__main__.py",
+        "py.typed",
+    }

@@ -12,6 +12,9 @@ import pytest
 
 from outrider.runner.hosts import limits
 from outrider.runner.hosts.limits import check_limits
+from outrider.runner.job_child import Told
+from outrider.runner.options.job import JobSpec
+from outrider.runner.run_job import run_job
 from outrider.workers.errors import JobError
 
 PROGRAM = "from outrider.runner.cli.main import main; main()"
@@ -70,6 +73,25 @@ def test_each_actor_needs_some(monkeypatch: pytest.MonkeyPatch) -> None:
     check_limits()
     with pytest.raises(JobError, match=r"^only 163 more threads can be started here, and a job needs 166 at least: "):
         check_limits(actors=2)
+
+
+def test_a_job_is_told_at_once_how_many_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever raised the limit to the 138 that were asked for first was then asked for 166."""
+    (tmp_path / "in.txt").write_text("a prompt\n")
+    monkeypatch.setattr(limits, "_startable", lambda count: min(count, 60))
+    asked = {
+        ("auto", 0): "138, or 166 with a draft model,",
+        ("none", 0): "138, or 166 with a draft model,",
+        ("some/draft+suffix", 0): "166",
+        ("some/draft", 2): "222",
+        ("lookup", 2): "166",
+    }
+    for (draft, replicas), needed in asked.items():
+        spec = JobSpec(input=tmp_path / "in.txt", out=tmp_path / "job", draft=draft, replicas=replicas or None)
+        with pytest.raises(JobError) as refused:
+            run_job(spec, Told(2))
+        assert f"can be started here, and a job needs {needed} at least: " in str(refused.value)
+    assert not (tmp_path / "job").exists()
 
 
 def test_the_threads_that_were_tried_are_gone() -> None:
