@@ -56,9 +56,9 @@ def check_limits(actors: int = 1) -> None:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)
         of_user = "no limit" if allowed == resource.RLIM_INFINITY else f"{allowed:,}"
         # Whether a job with one actor gets a draft is mostly not known yet.
-        least = f"{needed:,}, or {needed + ACTOR_THREADS:,} with a draft model," if actors == 1 else f"{needed:,}"
+        asked = f"{needed:,}, or {needed + ACTOR_THREADS:,} with a draft model," if actors == 1 else f"{needed:,}"
         raise JobError(
-            f"only {found:,} more threads can be started here, and a job needs {least} at least: raise the "
+            f"only {found:,} more threads can be started here, and a job needs {asked} at least: raise the "
             f"limit of this user's processes (ulimit -u: {of_user}) or the container's (docker run --pids-limit), or end "
             "others"
         )

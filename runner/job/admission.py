@@ -109,7 +109,7 @@ def _refuse(source: Source | ArrowSource, journal: Journal, repeated: RepeatedId
 
     Of one that is wrong otherwise too both are told.
     """
-    message = f'the id "{repeated.custom_id}" stands in line {repeated.earlier_line} already; ids must differ'
+    message = f'the id "{short(repeated.custom_id)}" stands in line {repeated.earlier_line} already; ids must differ'
     failed = _failed_row(source, repeated.row, BadRow(str(repeated.line), repeated.line, message))
     record = failed.record
     if repeated.record is not None:

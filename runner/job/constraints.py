@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from outrider.runner.job.nesting import check_levels
 from outrider.runner.validation_errors import short, shown
 
 FORMAT, STRUCTURED = "response_format", "structured_outputs"
@@ -79,7 +80,7 @@ def _schema(value: object) -> object:
     """A schema, which may come as the text of one."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = check_levels(value, json.loads(value))
         except (ValueError, RecursionError):
             raise BadShape(f'"{STRUCTURED}": "json" is a text that is no JSON: {shown(value)}') from None
     if not isinstance(value, dict):

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 from outrider.runner.job import unencodable_lines
 from outrider.runner.job.arrow_input import files_of
+from outrider.runner.job.nesting import MOST_LEVELS, check_levels
 from outrider.runner.job.record_line import INTERNAL, INVALID
 from outrider.runner.job.requests import Request, RowError, parse_openai, parse_simple
 from outrider.runner.job.source import MOST_LINE_BYTES, Source
@@ -166,7 +167,7 @@ def load_object(raw: bytes) -> dict[str, Any]:
     except RowError:
         raise
     except (ValueError, RecursionError) as error:
-        raise RowError(f"not valid JSON: {json_problem(error)}") from None
+        raise RowError(json_problem(error)) from None
     if not isinstance(entry, dict):
         hint = f"; {ONE_A_LINE}" if isinstance(entry, list) and any(isinstance(each, dict) for each in entry) else ""
         raise RowError(f"a line must be a JSON object, got {text[:40]!r}{hint}")
@@ -183,14 +184,14 @@ def json_problem(error: ValueError | RecursionError) -> str:
         case UnicodeDecodeError():
             return f"byte {error.start + 1} is not UTF-8"
         case RecursionError():
-            return "lists and objects are nested too deeply"
+            return f"lists and objects are nested too deeply, by more than {MOST_LEVELS} levels"
     # Python reads no numbers of more than 4,300 digits.
     return "a number has too many digits" if "digits" in str(error) else str(error)
 
 
 def strictly_parsed(text: str) -> Any:
     """JSON, of which nothing may be read in two ways: what is wrong with a value is a ``RowError``."""
-    entry = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
+    entry = check_levels(text, json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once))
     if SURROGATE.search(text):
         _refuse_halves(entry)
     return entry

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from outrider.runner.job.constraints import BadShape, Constraint, no_others
+from outrider.runner.job.nesting import check_levels
 from outrider.runner.validation_errors import short, shown
 
 TOOLS, CHOICE, PARALLEL = "tools", "tool_choice", "parallel_tool_calls"
@@ -159,7 +160,7 @@ def _arguments(place: str, given: object) -> dict[str, Any]:
     found = given
     if isinstance(given, str):
         try:
-            found = json.loads(given, parse_constant=_no_json) if given.strip() else {}
+            found = check_levels(given, json.loads(given, parse_constant=_no_json)) if given.strip() else {}
         except (ValueError, RecursionError):
             found = None
     if not isinstance(found, dict):

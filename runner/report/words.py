@@ -7,6 +7,7 @@ from typing import Any
 
 from outrider.runner.printable import printable
 from outrider.runner.report.error_kinds import ErrorKind
+from outrider.runner.validation_errors import short
 
 
 def share(part: float, whole: float) -> str:
@@ -30,5 +31,5 @@ def read_again_words(totals: Mapping[str, Any]) -> str:
 def failure_lines(kinds: Sequence[ErrorKind]) -> Iterable[str]:
     """Failed rows by what they say."""
     for kind in kinds:
-        examples = ", ".join(kind.examples) + (", …" if kind.rows > len(kind.examples) else "")
+        examples = ", ".join(map(short, kind.examples)) + (", …" if kind.rows > len(kind.examples) else "")
         yield printable(f"{kind.rows:,} × {kind.message} ({kind.code}: {examples})")

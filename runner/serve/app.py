@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -37,7 +36,6 @@ logger = logging.getLogger("outrider.serve")
 
 API = "/v1"
 MOST_BODY_BYTES = 1 << 20
-SPARE_LEVELS = 100
 STUMBLED = "the server has stumbled; its own output says over what"
 USUAL_BATCHES, MOST_BATCHES = 20, 100
 USUAL_FILES = MOST_FILES = 10_000
@@ -185,13 +183,7 @@ async def _json(request: Request, most: int, stopping: Event) -> Any:
             if len(whole) > most:
                 raise ApiError(413, f"the request is larger than {most:,} bytes", code="request_too_large")
     try:
-        body = strictly_parsed(whole.decode("utf-8-sig"))
-        # What is nested too deeply could not be handed on, within what stands around it there.
-        around = body
-        for _ in range(SPARE_LEVELS):
-            around = [around]
-        json.dumps(around)
-        return body
+        return strictly_parsed(whole.decode("utf-8-sig"))
     except (RowError, ValueError, RecursionError) as error:
         said = str(error) if isinstance(error, RowError) else json_problem(error)
         raise ApiError(400, f"the request is not valid JSON: {said}", code="invalid_json") from None

@@ -195,6 +195,13 @@ def test_an_id_that_repeats_is_named_with_both_lines(journal: Journal) -> None:
     assert found == ['in.jsonl:3: the id "a" stands in line 1 already; ids must differ']
 
 
+def test_of_a_long_id_that_repeats_the_beginning_is_shown(journal: Journal) -> None:
+    content = lines(*2 * [{"id": "a" * 10**6, "prompt": "x"}])
+    assert problems(journal, content)[1] == [
+        f'in.jsonl:2: the id "{"a" * 57}..." stands in line 1 already; ids must differ'
+    ]
+
+
 def test_problems_come_in_the_order_of_the_lines(journal: Journal) -> None:
     content = lines({"id": "a", "prompt": "x"}, {"id": "a", "prompt": "y"}, {"id": "b", "prompt": ""})
     assert [line.split(":")[1] for line in problems(journal, content)[1]] == ["2", "3"]

@@ -23,6 +23,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 from one_tokenizer_process import tokenizer_process
 
+from outrider.runner.job.nesting import MOST_LEVELS
 from outrider.workers.constraints.grammars import LIMITS, BadConstraint, grammar_of, refuse_unusable
 from outrider.workers.constraints.matching import Matching
 from outrider.workers.constraints.schemas import ANNOTATIONS, KEPT
@@ -611,8 +612,13 @@ def test_the_tokenizer_process_compiles_and_says_what_cannot_be() -> None:
         {"key": "a", "kind": "json", "value": {"type": "objekt"}},
         {"key": "a", "kind": "json", "value": RECORD},
     ]
+    deepest: dict[str, Any] = {}
+    for _ in range(MOST_LEVELS - 1):
+        deepest = {"items": deepest}
+    asked.append({"key": "a", "kind": "json", "value": deepest})
     begun = tokenizer_process().begin_to_compile(model_info.path, model_info.vocabulary, model_info.end_tokens[0], asked)
-    choice, wrong, schema = begun()
+    choice, wrong, schema, deep = begun()
+    assert deep[0] == "" and deep[1].startswith("it cannot be compiled: recursion limit exceeded")
     assert '"yes"' in choice[0].replace("\\", "") and choice[1] == ""
     assert wrong[0] == "" and wrong[1].startswith("it cannot be compiled: ")
     assert '"whitespace_flexible":false' in schema[0].replace(" ", "") and schema[1] == ""

@@ -81,8 +81,8 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
         ('{"id": "a", "prompt": "x", "stream": true}', '"stream" = True is not supported; remove it'),
         ('{"id": "a", "prompt": "x", "max_tokens": 2, "max_completion_tokens": 2}',
          '"max_tokens" and "max_completion_tokens" mean the same; give one'),
-        ('{"id": "a", "prompt": "x", "temperature": NaN}', "not valid JSON: NaN is not a JSON value"),
-        ('{"id": "a", "prompt": "x", "temperature": -Infinity}', "not valid JSON: -Infinity is not a JSON value"),
+        ('{"id": "a", "prompt": "x", "temperature": NaN}', "NaN is not a JSON value"),
+        ('{"id": "a", "prompt": "x", "temperature": -Infinity}', "-Infinity is not a JSON value"),
         ('{"id": "a", "prompt": "\\ud800"}', "half of a surrogate pair (\\ud800) is not a character"),
         ('{"id": "\\uDFFF", "prompt": "x"}', "half of a surrogate pair (\\udfff) is not a character"),
         ('{"id": "a", "prompt": "x", "\\ud83d": 1}', "half of a surrogate pair (\\ud83d) is not a character"),
@@ -118,8 +118,33 @@ def test_deep_nesting_is_a_bad_line_and_no_traceback(file: Path, depth: int) -> 
         assert len(found[1].message) < 300
 
 
+def test_what_is_nested_too_deeply_is_told_from_what_is_not(file: Path) -> None:
+    """Of many brackets side by side none is deep. Two levels are the row's own."""
+    row = '{{"prompt": "x", "metadata": {{"a": {}}}}}\n'
+    flat, deepest, deeper = (
+        "[" + "[]," * 999 + "[]]",
+        "[" * 198 + "]" * 198,
+        "[" * 150 + '{"a":' * 49 + "1" + "}" * 49 + "]" * 150,
+    )
+    found = rows(file, row.format(flat) + row.format(deepest) + row.format(deeper))
+    assert [type(each) for each in found] == [Request, Request, BadRow]
+    assert isinstance(found[2], BadRow)
+    assert found[2].message == "lists and objects are nested too deeply, by more than 200 levels"
+
+
+def test_texts_of_json_within_a_row_are_no_deeper(file: Path) -> None:
+    deep = json.dumps('{"a":' * 201 + "1" + "}" * 201)
+    said = only_problem(file, f'{{"prompt": "x", "structured_outputs": {{"json": {deep}}}}}\n')
+    assert said.startswith('1: "structured_outputs": "json" is a text that is no JSON: ')
+    call = f'{{"id": "b", "type": "function", "function": {{"name": "f", "arguments": {deep}}}}}'
+    said = only_problem(file, f'{{"messages": [{{"role": "assistant", "tool_calls": [{call}]}}]}}\n')
+    assert '"arguments" must be JSON of an object, as a text, got' in said
+
+
 def test_an_endless_number_is_a_bad_line(file: Path) -> None:
-    assert only_problem(file, '{"id": "a", "prompt": "x", "seed": ' + "9" * 5000 + "}\n").startswith("1: not valid JSON")
+    assert (
+        only_problem(file, '{"id": "a", "prompt": "x", "seed": ' + "9" * 5000 + "}\n") == "1: a number has too many digits"
+    )
 
 
 def test_not_utf8_is_said_with_the_place(file: Path) -> None:

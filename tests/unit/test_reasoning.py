@@ -125,11 +125,14 @@ def test_a_template_is_given_a_rows_options(tmp_path: Path) -> None:
     assert tokenizer.reasoning_tags == ReasoningTags("<think>", "</think>", (7,))
     asked: list[Any] = [CAT, {"messages": CAT, "options": {"enable_thinking": False}}]
     asked += [{"messages": CAT, "options": {"eager": 1}}, {"messages": CAT, "options": {"thinking": True}}]
+    asked += [{"messages": CAT, "options": {"x" * 10**6: True}}]
     assert encode(path, asked) == [
         (2,),
         (2, 7, 8),
         (2, 7),
         'the model\'s chat template does not ask for "thinking" of "chat_template_kwargs" (it knows eager, '
+        "enable_thinking); remove it",
+        f'the model\'s chat template does not ask for "{"x" * 60}…" of "chat_template_kwargs" (it knows eager, '
         "enable_thinking); remove it",
     ]
 

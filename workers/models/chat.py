@@ -13,6 +13,8 @@ CALL, VALUE = "outridercall{}x{}x", "outridervalue{}x{}x"
 TOOL, DESCRIPTION, PARAMETER = "outridertool", "outriderdescription", "outriderparameter"
 # As long as Mistral's templates want ids to be.
 ID = "{:05d}{:04d}"
+# Of a name that somebody gave, in a sentence.
+LONGEST_SHOWN = 60
 
 Message = Mapping[str, Any]
 Options = Mapping[str, Any]
@@ -40,7 +42,8 @@ def refuse_unknown(variables: Collection[str], options: Options) -> None:
     for name in options:
         if name not in variables:
             known = f"it knows {', '.join(sorted(variables))}" if variables else "it knows no such options"
-            raise LeftOutError(f'does not ask for "{name}" of "chat_template_kwargs" ({known}); remove it')
+            shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
+            raise LeftOutError(f'does not ask for "{shown}" of "chat_template_kwargs" ({known}); remove it')
 
 
 def refuse_left_out(render: Render, messages: Sequence[Message], options: Options, tools: bool = False) -> None:
