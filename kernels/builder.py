@@ -185,6 +185,14 @@ class Builder:
         self._ops.append(Op(Kind.SCALE, x, output=output, weight=self._vector([factors]), integer=1))
         return output
 
+    def shift(self, x: Slice, vector: Tensor) -> Slice:
+        """``x`` plus a vector: what a layer norm whose weights are 0 leaves is its bias."""
+        output = self._buffer(x.width)
+        zeros, bias = self._constants([0.0] * x.width), self._vector([vector])
+        op = Op(Kind.NORM, x, residual=x, output=output, weight=zeros, bias=bias, integer=Norm.LAYER)
+        self._ops.append(replace(op, head_size=x.width, epsilon=1.0))
+        return output
+
     def cut(self, x: Slice, deviations: float) -> None:
         """How far ``x`` lies above its mean plus so many of its standard deviations, 0 where it does not; in place."""
         self._ops.append(Op(Kind.CUT, x, output=x, scale=deviations))

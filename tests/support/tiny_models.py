@@ -350,6 +350,16 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "hrm-text": (
+        "hrm_text",
+        LLAMA | {"num_key_value_heads": 6, "head_dim": 24, "embedding_scale": 3.0, "tie_word_embeddings": True},
+    ),
+    "hrm-text-deep": (
+        "hrm_text",
+        LLAMA
+        | {"num_key_value_heads": 6, "head_dim": 16, "num_hidden_layers": 1, "H_cycles": 3, "L_cycles": 1}
+        | {"initializer_range": 0.5, "prefix_lm": False, "hidden_act": "gelu"},
+    ),
     "qwen3-5": ("qwen3_5_text", DELTA | {"rope_parameters": MROPE}),
     "bigcode": ("gpt_bigcode", BIGCODE),
     "bigcode-mha": ("gpt_bigcode", BIGCODE | {"multi_query": False, "scale_attn_weights": False}),

@@ -161,6 +161,27 @@ def test_mimo_s_window_by_its_makers_count() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_key_value_heads": 2}, 'does not know "num_key_value_heads": 2'),
+        ({"num_hidden_layers": 4}, 'does not know "num_hidden_layers": 4'),
+        ({"attention_bias": True}, 'does not know "attention_bias": True'),
+    ],
+)
+def test_what_hrm_text_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    config = said_by_transformers("hrm-text")
+    with pytest.raises(ModelError, match=sentence):
+        build_program(config | change, Format.BF16)
+
+
+def test_hrm_text_s_layers_are_those_of_a_stack_where_nothing_else_is_said() -> None:
+    config = said_by_transformers("hrm-text")
+    assert config["num_hidden_layers"] == 16
+    first = config | {"num_layers_per_stack": None, "num_hidden_layers": 2, "embedding_scale": None}
+    assert build_program(first | {"initializer_range": 1 / 3.0}, Format.FP32) == build_program(config, Format.FP32)
+
+
+@pytest.mark.parametrize(
     ("part", "change", "sentence"),
     [
         ("attn_config", {"clip_qkv": None}, 'does not know "clip_qkv": null'),

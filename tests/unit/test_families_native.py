@@ -174,6 +174,8 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         hidden, head_size = heads * 2 * pairs, 2 * pairs
         sizes = dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads)
         return common | sizes | dict(num_key_value_heads=kv_heads)
+    # Of HRM-Text every head has keys and values of its own.
+    kv_heads = heads if kind == "hrm_text" else kv_heads
     if kind.startswith("gemma4"):
         common |= {"global_head_dim": int(random.choice([8, 40, 64])), "num_global_key_value_heads": kv_heads}
     # Helium's and BitNet's heads share out the width. Gemma 4 rounds more often in a layer, and narrow ones average less.

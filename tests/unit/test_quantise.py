@@ -201,7 +201,7 @@ def test_layers_one_after_the_other_give_the_whole(name: str) -> None:
 
 
 @pytest.mark.one_in(8)
-@pytest.mark.parametrize("name", WITHOUT_STATE)
+@pytest.mark.parametrize("name", [name for name in WITHOUT_STATE if not name.startswith("hrm-text")])
 def test_factors_that_are_moved_leave_the_function_as_it_was(name: str) -> None:
     program, tensors, _ = program_and_tensors(name)
     before = logits(program, tensors)
@@ -810,6 +810,13 @@ def test_the_command_makes_a_checkpoint_that_scores(tmp_path: Path) -> None:
     assert 0 < json.loads(figures.stdout)["kl"] < 0.1
     again = outrider("quantize", "-m", "pocket", "-o", out, "--bits", "4", "--method", "rtn")
     assert again.returncode == 2 and "is there already" in again.stderr
+
+
+@pytest.mark.parametrize("turns", [{}, {"H_cycles": 1, "L_cycles": 1}])
+def test_layers_that_a_text_goes_through_again_are_refused(turns: dict[str, int]) -> None:
+    config = tiny_model("hrm-text", **turns).config.to_dict()
+    with pytest.raises(ModelError, match="goes through the model's layers again and again"):
+        layers_of(build_program(config, Format.W4A8))
 
 
 def test_matrices_that_lie_turned_round_are_refused_by_name(tmp_path: Path) -> None:

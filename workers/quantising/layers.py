@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from outrider.kernels.program import Activation, Kind, Op, Program, Slice, Tensor, Weight
 from outrider.workers.errors import ModelError
@@ -89,6 +90,8 @@ def layers_of(program: Program) -> list[Layer]:
         rounded = [number for op in ops for number in _matrices_of(op) if program.weights[number].format.integer]
         experts = frozenset(number for op in ops if op.kind is Kind.EXPERTS for number in _matrices_of(op))
         found.append(Layer(index, start, stop, tuple(rounded), experts, tuple(_feeders(program, start, stop))))
+    if any(behind.start < before.stop for before, behind in pairwise(found)):
+        raise ModelError("a text goes through the model's layers again and again, so they are not rounded layer by layer")
     names = [tensor.name for layer in found for tensor in layer.matrices(program)]
     if len(set(names)) < len(names):
         raise ModelError("the model's layers share weights, which are not rounded layer by layer")
