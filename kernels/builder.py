@@ -177,12 +177,16 @@ class Builder:
         self._ops.append(Op(Kind.SCALE, x, residual=residual or ABSENT, output=output, weight=weight))
         return output
 
-    def scale_columns(self, x: Slice, factors: Tensor) -> Slice:
+    def scale_columns(self, x: Slice, factors: Tensor | Sequence[float]) -> Slice:
         """``x``, each column times its own factor."""
         output = self._buffer(x.width)
-        if factors.count != x.width:
-            raise ValueError(f"{factors.name} has {factors.count} factors for {x.width} columns")
-        self._ops.append(Op(Kind.SCALE, x, output=output, weight=self._vector([factors]), integer=1))
+        if isinstance(factors, Tensor):
+            count, weight = factors.count, self._vector([factors])
+        else:
+            count, weight = len(factors), self._constants(factors)
+        if count != x.width:
+            raise ValueError(f"{count} factors for {x.width} columns")
+        self._ops.append(Op(Kind.SCALE, x, output=output, weight=weight, integer=1))
         return output
 
     def shift(self, x: Slice, vector: Tensor) -> Slice:
@@ -428,6 +432,33 @@ class Builder:
         numbers = (self._vector([decay]), self._vector([shift]))
         op = Op(Kind.DELTA, query, key, value, gates, output, *numbers, heads=heads, kv_heads=kv_heads, head_size=size)
         self._ops.append(replace(op, epsilon=epsilon, scale=size**-0.5))
+        return output
+
+    def scan(
+        self,
+        query: Slice,
+        key: Slice,
+        value: Slice,
+        steps: Slice,
+        *,
+        decay: Tensor,
+        skip: Tensor,
+        shift: Tensor,
+        heads: int,
+        kv_heads: int,
+    ) -> Slice:
+        """Mamba 2's selective scan, in fp32: each head's state goes from token to token, and no truncation brings it back.
+
+        ``query``, ``key`` and ``value`` are what its authors call C, B and x, ``steps`` dt of all heads, and ``decay``,
+        ``skip`` and ``shift`` what checkpoints call A_log, D and dt_bias. Values and steps are overwritten.
+        """
+        size, columns = query.width // kv_heads, value.width // heads
+        if columns % 16 or heads % kv_heads or (query.width, value.width) != (kv_heads * size, heads * columns):
+            raise ValueError(f"a scan with {heads}/{kv_heads} heads over {query.width} and {value.width} columns")
+        output = self._buffer(value.width)
+        numbers = (self._vector([decay, skip]), self._vector([shift]))
+        op = Op(Kind.SCAN, query, key, value, steps, output, *numbers, heads=heads, kv_heads=kv_heads, head_size=size)
+        self._ops.append(op)
         return output
 
     def route(

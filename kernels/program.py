@@ -129,10 +129,15 @@ class Kind(IntEnum):
     CUT = 22
     BLEND = 23
     MATCH = 24
+    SCAN = 25
 
 
 # A row has a state of each of these, which no truncation brings back: kernels/src/recurrence.h says what serves instead.
-RECURRENT = (Kind.CONVOLVE, Kind.DELTA)
+RECURRENT = (Kind.CONVOLVE, Kind.DELTA, Kind.SCAN)
+# Of these a state is a matrix for each head, to which every token adds a product of two vectors.
+OUTER_PRODUCTS = (Kind.DELTA, Kind.SCAN)
+# A scan's heads are worked on in at most so many parts where they share few keys: kMostHeadParts of the kernels.
+MOST_HEAD_PARTS = 16
 
 
 class Activation(IntEnum):
@@ -304,6 +309,15 @@ class Op:
         return self.kv_heads == 1 and key.buffer == value.buffer and value.width < key.width and ends
 
     @property
+    def parts(self) -> int:
+        """Of OUTER_PRODUCTS: into how many parts the heads are divided, each of which keeps its key of a token."""
+        if self.kind is Kind.DELTA:
+            return self.kv_heads
+        group = self.heads // self.kv_heads
+        divisors = [d for d in range(1, group + 1) if group % d == 0 and self.kv_heads * d <= MOST_HEAD_PARTS]
+        return self.kv_heads * max(divisors, default=1)
+
+    @property
     def reads(self) -> tuple[Slice, ...]:
         return tuple(s for s in (self.input, self.key, self.value, self.residual) if s.buffer >= 0)
 
@@ -335,7 +349,7 @@ class Program:
                 routers.add(writer[op.input.buffer])
             elif op.kind is Kind.GATE and op.key.width == 1:
                 routers.add(writer[op.key.buffer])
-            elif op.kind is Kind.DELTA:
+            elif op.kind in OUTER_PRODUCTS:
                 routers.add(writer[op.residual.buffer])
             elif op.kind is Kind.HEADS:
                 heads |= set(range(op.weight, op.weight + op.heads))

@@ -85,6 +85,9 @@ class ReferenceModel:
         if op.kind is Kind.DELTA:
             key, value, gates = (_read(buffers, part) for part in (op.key, op.value, op.residual))
             return _delta(op, x, key, value, gates, self.weights[op.weight][0], self.weights[op.bias][0])
+        if op.kind is Kind.SCAN:
+            key, value, steps = (_read(buffers, part) for part in (op.key, op.value, op.residual))
+            return _scan(op, x, key, value, steps, self.weights[op.weight][0], self.weights[op.bias][0])
         if op.kind is Kind.ROUTE:
             routed = _route(op, x, self.weights[op.weight][0] if op.weight >= 0 else None)
             if bias is not None:
@@ -269,6 +272,22 @@ def _delta(op: Op, query: Array, key: Array, value: Array, gates: Array, decay: 
         change = (values[token] - read) * rates[token, :, None]
         state = state + keys[token, :, :, None] * change[:, None]
         result[token] = np.einsum("hij,hi->hj", state, queries[token]) * np.float32(op.scale)
+    return np.asarray(result.reshape(value.shape))
+
+
+def _scan(op: Op, query: Array, key: Array, value: Array, steps: Array, numbers: Array, shift: Array) -> Array:
+    """Token by token: the state decays, takes in the value times its step, and is read."""
+    count, group = len(query), op.heads // op.kv_heads
+    decay, skip = numbers[: op.heads], numbers[op.heads : 2 * op.heads]
+    queries, keys = (np.repeat(x.reshape(count, op.kv_heads, op.head_size), group, axis=1) for x in (query, key))
+    values = value.reshape(count, op.heads, -1)
+    steps = np.logaddexp(0, steps + shift[: op.heads])
+    kept = np.exp(-np.exp(decay) * steps)
+    state, result = np.zeros((op.heads, op.head_size, values.shape[2])), np.empty_like(values)
+    for token in range(count):
+        added = keys[token, :, :, None] * (values[token] * steps[token, :, None])[:, None]
+        state = state * kept[token, :, None, None] + added
+        result[token] = np.einsum("hij,hi->hj", state, queries[token]) + skip[:, None] * values[token]
     return np.asarray(result.reshape(value.shape))
 
 

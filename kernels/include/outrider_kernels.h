@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 30
+#define OUTRIDER_ABI 31
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -107,7 +107,8 @@ enum outrider_operation {
   OUTRIDER_CUT = 22, /* out = how far in lies above its mean plus scale times its standard deviation; 0 where it does not */
   OUTRIDER_BLEND =
       23, /* out = vectors, each the sum of in's vectors times coefficients of the token's own, key, + residual */
-  OUTRIDER_MATCH = 24 /* out = in's vectors, each made as long as key, + residual */
+  OUTRIDER_MATCH = 24, /* out = in's vectors, each made as long as key, + residual */
+  OUTRIDER_SCAN = 25   /* Mamba 2's selective scan: in = C, key = B, value = x, residual = dt; writes over value and residual */
 };
 
 enum outrider_activation {
@@ -210,6 +211,9 @@ typedef struct outrider_quantised {
  *              that of heads / kv_heads heads. Queries and keys become unit vectors (epsilon), queries times scale. Of a head a state
  *              [head_size, columns] goes from token to token: decay = exp(-exp(weight) * softplus(a + bias)), beta = sigmoid(b),
  *              state = state * decay; state += key ((value - state^T key) * beta)^T; out = state^T query
+ *   SCAN       in, key [kv_heads, head_size], value, out [heads, columns: a multiple of 16]; residual [heads]; weight: A_log of all heads,
+ *              then D; bias: one for each head. Heads share keys as of DELTA. step = softplus(residual + bias), decay = exp(-exp(A_log) *
+ *              step); state = state * decay + key (value * step)^T; out = state^T in + D * value
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores), window (0: all; else the last
  *              `window` tokens; negative: those of the token's own chunk of so many), weight: a score for each head that belongs
  *              to no token (a sink), or -1. Several operations may share the cache of one layer: with the same key and value,

@@ -296,10 +296,11 @@ static inline int64_t attention_scratch(int head_size, int value_size) {
   return kMostQueries * (kChunkTokens + round_up(head_size, kLanes) + 2 * round_up(value_size, kLanes));
 }
 
-// The delta rule's state of one head, [rows, columns]: after the pending updates, each state = state * decay + key deltas^T,
-// what a token with a key makes of it: delta = (value - decay * state^T key) * beta takes the place of its value, and out =
-// decay * state^T query + (key query) delta is what its query reads of the state that has been updated with it.
-struct DeltaStep {
+// A head's state, [rows, columns]: after the pending updates, each state = state * decay + key delta^T, what a token with a key makes
+// of it. Delta takes the place of the token's value, and out is what its query reads of the state that has been updated with it:
+//   delta_rule  delta = (value - decay * state^T key) * factor, out = decay * state^T query + (key query) delta
+//   scan        delta = value * factor, out = decay * state^T query + (key query) delta + skip * value
+struct StateStep {
   const float *from;
   float *to;  // the state after the pending updates goes here, or null; may be `from`
   int32_t rows, columns;
@@ -307,7 +308,7 @@ struct DeltaStep {
   const float *const *keys, *const *deltas;  // of the pending updates
   const float *decays;
   const float *key, *query;  // or null: no token
-  float decay, beta;
+  float decay, factor, skip;
   float *value, *out;
 };
 
@@ -386,7 +387,8 @@ struct Kernels {
                    const float *factors, float *out, int width);
   // x / sqrt(x x + epsilon) * scale.
   void (*unit_vector)(const float *x, float epsilon, float scale, float *out, int width);
-  void (*delta_rule)(const DeltaStep &step);
+  void (*delta_rule)(const StateStep &step);
+  void (*scan)(const StateStep &step);
   // Whether `linear` can multiply a weight in pairs of channels (linear_pairs.inc), and what it needs for that, for one tile of it.
   // Null where it never does.
   bool (*paired)(const outrider_weight &weight);

@@ -383,7 +383,8 @@ void Pass::run_op(size_t index, const Part &part, Rows rows, AttentionBeside *be
     case OUTRIDER_CONVOLVE:
       return convolve(op, index, thread);
     case OUTRIDER_DELTA:
-      return delta(op, index, thread);
+    case OUTRIDER_SCAN:
+      return step_states(op, index, thread);
     case OUTRIDER_HAND_OUT:
       return hand_out(op, thread);
     case OUTRIDER_TAKE_IN:

@@ -117,9 +117,12 @@ struct Pass {
   Inputs inputs_of(const outrider_weight &shape) const;
   void convolve(const outrider_op &op, size_t index, int thread);
   void convolve_columns(const outrider_op &op, const FeedState &feed, int32_t first, int32_t columns) const;
-  void delta(const outrider_op &op, size_t index, int thread);
-  void delta_heads(const outrider_op &op, const FeedState &feed, int32_t key_head, int thread) const;
-  float decay(const outrider_op &op, int32_t head, float a) const;
+  void step_states(const outrider_op &op, size_t index, int thread);
+  void step_heads(const outrider_op &op, const FeedState &feed, int32_t part, int thread) const;
+  float scan_step(const outrider_op &op, int32_t head, float dt) const;
+  float delta_decay(const outrider_op &op, int32_t head, double rate, float a) const;
+  double decay_rate(const outrider_op &op, int32_t head) const;
+  float number_of(int32_t weight, int32_t index) const;
   void hand_out(const outrider_op &op, int thread) const;
   void take_in(const outrider_op &op, int thread) const;
   void go_on(const outrider_op &op, int thread) const;

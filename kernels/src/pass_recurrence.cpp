@@ -88,19 +88,22 @@ void Pass::convolve_columns(const outrider_op &op, const FeedState &feed, int32_
     memmove(inputs + i * plan.input_size, input_at(row.moves + i), bytes);
 }
 
-void Pass::delta(const outrider_op &op, size_t index, int thread) {
-  claim(index, static_cast<int64_t>(feeds.size()) * op.kv_heads, thread, [&](int64_t item) {
-    delta_heads(op, feeds[static_cast<size_t>(item / op.kv_heads)], static_cast<int32_t>(item % op.kv_heads), thread);
+void Pass::step_states(const outrider_op &op, size_t index, int thread) {
+  const int32_t parts = parts_of(op);
+  claim(index, static_cast<int64_t>(feeds.size()) * parts, thread, [&](int64_t item) {
+    step_heads(op, feeds[static_cast<size_t>(item / parts)], static_cast<int32_t>(item % parts), thread);
   });
 }
 
-// All heads of one key head, over the new tokens of a row. What a token adds to a state is added when the next one reads it, with what
-// is pending of kept tokens, so that the state passes through the processor once a token.
-void Pass::delta_heads(const outrider_op &op, const FeedState &feed, int32_t key_head, int thread) const {
+// The heads of one part, which share a key, over the new tokens of a row. What a token adds to a state is added when the next one reads
+// it, with what is pending of kept tokens, so that the state passes through the processor once a token.
+void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part, int thread) const {
   const RecurrencePlan &plan = engine.recurrence;
   const Recurrent &place = plan.of[static_cast<size_t>(op.integer)];
   Recurrence &row = engine.rows[static_cast<size_t>(feed.row)].recurrence;
-  const int32_t size = op.head_size, group = op.heads / op.kv_heads, columns = op.out.width / op.heads;
+  const bool scans = op.kind == OUTRIDER_SCAN;
+  const int32_t parts = parts_of(op), part_heads = op.heads / parts, key_head = part * op.kv_heads / parts;
+  const int32_t size = op.head_size, columns = op.out.width / op.heads;
   const int32_t kept = row.kept, all = kept + feed.count;
   const int64_t head_state = static_cast<int64_t>(size) * columns;
   const auto at = [&](const outrider_slice &slice, int64_t token) {
@@ -113,29 +116,42 @@ void Pass::delta_heads(const outrider_op &op, const FeedState &feed, int32_t key
     for (int32_t t = 0; t < feed.count; ++t) work(feed.first_token + t);
     for (int32_t b = feed.first_branch; b < feed.end_branch; ++b) work(branches[static_cast<size_t>(b)].token);
   };
-  each_token([&](int64_t token) {
+  if (!scans) each_token([&](int64_t token) {
     engine.kernels->unit_vector(key_of(token), op.epsilon, 1.0f, key_of(token), size);
     engine.kernels->unit_vector(query_of(token), op.epsilon, op.scale, query_of(token), size);
   });
-  for (int32_t head = key_head * group; head < (key_head + 1) * group; ++head) {
-    const auto decay_of = [&](int64_t token) -> float & { return at(op.residual, token)[op.heads + head]; };
-    const auto beta_of = [&](int64_t token) -> float & { return at(op.residual, token)[head]; };
+  const auto step_state = scans ? engine.kernels->scan : engine.kernels->delta_rule;
+  for (int32_t head = part * part_heads; head < (part + 1) * part_heads; ++head) {
+    const double rate = decay_rate(op, head);
     const auto delta_of = [&](int64_t token) { return at(op.value, token) + head * columns; };
+    // Of the delta rule beta, of a scan the token's step.
+    const auto factor_of = [&](int64_t token) -> float & { return at(op.residual, token)[head]; };
+    const auto decay_of = [&](int64_t token) {
+      if (!scans) return at(op.residual, token)[op.heads + head];
+      return static_cast<float>(exponential_of(*engine.kernels, -rate * static_cast<double>(factor_of(token))));
+    };
     each_token([&](int64_t token) {
-      decay_of(token) = decay(op, head, decay_of(token));
-      beta_of(token) = engine.kernels->logistic(beta_of(token));
+      float &factor = factor_of(token);
+      if (scans) {
+        factor = scan_step(op, head, factor);
+      } else {
+        float &decay = at(op.residual, token)[op.heads + head];
+        decay = delta_decay(op, head, rate, decay);
+        factor = engine.kernels->logistic(factor);
+      }
     });
     float *const state = row.state.data() + place.state + head * head_state;
     float *const aside = engine.attention.as<float>() + thread * engine.most_attention;
     const float *keys[kMostPending], *deltas[kMostPending];
     float decays[kMostPending];
-    DeltaStep step{};
+    StateStep step{};
     step.from = state;
     step.rows = size;
     step.columns = columns;
     step.keys = keys;
     step.deltas = deltas;
     step.decays = decays;
+    step.skip = scans ? number_of(op.weight, op.heads + head) : 0.0f;
     const auto put_off = [&](const float *key, const float *update, float factor) {
       keys[step.pending] = key;
       deltas[step.pending] = update;
@@ -147,46 +163,48 @@ void Pass::delta_heads(const outrider_op &op, const FeedState &feed, int32_t key
       step.key = nullptr;
       if (snapshot != row.snapshots.end()) {
         step.to = snapshot->second->data() + place.state + head * head_state;
-        engine.kernels->delta_rule(step);
+        step_state(step);
       }
       if (tokens != row.moves) return;
       step.to = state;
-      engine.kernels->delta_rule(step);
+      step_state(step);
       step.from = state;
       step.pending = 0;
     };
-    const auto read = [&](int64_t token, float *to) {
+    const auto read = [&](int64_t token, float decay, float *to) {
       step.to = to;
       step.key = key_of(token);
       step.query = query_of(token);
-      step.decay = decay_of(token);
-      step.beta = beta_of(token);
+      step.decay = decay;
+      step.factor = factor_of(token);
       step.value = delta_of(token);
       step.out = at(op.out, token) + head * columns;
-      engine.kernels->delta_rule(step);
+      step_state(step);
     };
     for (int32_t i = 0; i < kept; ++i) {
-      const float *const input = input_at(i), *const update = input + op.key.width;
-      put_off(input + key_head * size, update + head * columns, update[op.value.width + head]);
+      const float *const input = input_at(i), *const update = input + parts * size;
+      put_off(input + part * size, update + head * columns, update[op.value.width + head]);
       reach(i + 1);
     }
     for (int32_t t = 0; t < feed.count; ++t) {
       const int64_t token = feed.first_token + t;
+      const float decay = decay_of(token);
       float *const to = kept + t < row.moves ? state : aside;
-      read(token, to);
+      read(token, decay, to);
       step.from = to;
       step.pending = 0;
       for (int32_t b = feed.first_branch; b < feed.end_branch; ++b)
-        if (branches[static_cast<size_t>(b)].instead == token) read(branches[static_cast<size_t>(b)].token, nullptr);
-      put_off(key_of(token), delta_of(token), decay_of(token));
+        if (const Branch &branch = branches[static_cast<size_t>(b)]; branch.instead == token)
+          read(branch.token, decay_of(branch.token), nullptr);
+      put_off(key_of(token), delta_of(token), decay);
       reach(kept + t + 1);
     }
     // In rising order, in which nothing is written over before it has been read.
     for (int32_t i = row.moves ? 0 : kept; i < all - row.moves; ++i) {
       const int32_t from = i + row.moves;
       const int64_t token = feed.first_token + from - kept;
-      float *const update = input_at(i) + op.key.width;
-      const float *const before = from < kept ? input_at(from) + op.key.width : nullptr;
+      float *const update = input_at(i) + parts * size;
+      const float *const before = from < kept ? input_at(from) + parts * size : nullptr;
       memmove(update + head * columns, before ? before + head * columns : delta_of(token),
               sizeof(float) * static_cast<size_t>(columns));
       update[op.value.width + head] = before ? before[op.value.width + head] : decay_of(token);
@@ -194,8 +212,8 @@ void Pass::delta_heads(const outrider_op &op, const FeedState &feed, int32_t key
   }
   for (int32_t i = row.moves ? 0 : kept; i < all - row.moves; ++i) {
     const int32_t from = i + row.moves;
-    memmove(input_at(i) + key_head * size,
-            from < kept ? input_at(from) + key_head * size : key_of(feed.first_token + from - kept),
+    memmove(input_at(i) + part * size,
+            from < kept ? input_at(from) + part * size : key_of(feed.first_token + from - kept),
             sizeof(float) * static_cast<size_t>(size));
   }
 }
@@ -204,16 +222,26 @@ double Pass::softplus(double x) const {
   return x > kLinear ? x : engine.kernels->logarithm(1.0 + exponential_of(*engine.kernels, x));
 }
 
-// exp(-exp(weight) * softplus(a + bias)), in float64. What is no number stays none, for whoever looks for it.
-float Pass::decay(const outrider_op &op, int32_t head, float a) const {
-  const auto of_head = [&](int32_t weight) {
-    return static_cast<const float *>(engine.weights[static_cast<size_t>(weight)].data)[head];
-  };
-  const auto exponential = [&](double x) { return exponential_of(*engine.kernels, x); };
-  const float shifted = a + of_head(op.bias);
+float Pass::number_of(int32_t weight, int32_t index) const {
+  return static_cast<const float *>(engine.weights[static_cast<size_t>(weight)].data)[index];
+}
+
+double Pass::decay_rate(const outrider_op &op, int32_t head) const {
+  return exponential_of(*engine.kernels, static_cast<double>(number_of(op.weight, head)));
+}
+
+// exp(-rate * softplus(a + bias)), in float64. What is no number stays none, for whoever looks for it.
+float Pass::delta_decay(const outrider_op &op, int32_t head, double rate, float a) const {
+  const float shifted = a + number_of(op.bias, head);
   if (!(shifted - shifted == 0.0f)) return shifted - shifted;
-  const double rate = exponential(static_cast<double>(of_head(op.weight)));
-  return static_cast<float>(exponential(-rate * softplus(static_cast<double>(shifted))));
+  return static_cast<float>(exponential_of(*engine.kernels, -rate * softplus(static_cast<double>(shifted))));
+}
+
+// softplus(dt + bias), likewise.
+float Pass::scan_step(const outrider_op &op, int32_t head, float dt) const {
+  const float shifted = dt + number_of(op.bias, head);
+  if (!(shifted - shifted == 0.0f)) return shifted - shifted;
+  return static_cast<float>(softplus(static_cast<double>(shifted)));
 }
 
 }  // namespace outrider

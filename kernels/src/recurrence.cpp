@@ -60,20 +60,29 @@ std::vector<float> transposed(const outrider_weight &weight) {
 
 }  // namespace
 
+int32_t parts_of(const outrider_op &op) {
+  if (op.kind == OUTRIDER_DELTA) return op.kv_heads;  // whose keys are made unit vectors, in place
+  const int32_t group = op.heads / op.kv_heads;
+  int32_t divisor = 1;
+  for (int32_t d = 2; d <= group && op.kv_heads * d <= kMostHeadParts; ++d)
+    if (group % d == 0) divisor = d;
+  return op.kv_heads * divisor;
+}
+
 int32_t Engine::plan_recurrence() {
   recurrence.taken_back = kTakenBack;
   for (outrider_op &op : ops) {
-    if (op.kind != OUTRIDER_CONVOLVE && op.kind != OUTRIDER_DELTA) continue;
+    if (op.kind != OUTRIDER_CONVOLVE && !has_matrices(op)) continue;
     const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
     Recurrent one;
     one.state = recurrence.state_size;
     one.input = recurrence.input_size;
-    if (op.kind == OUTRIDER_DELTA) {
+    if (has_matrices(op)) {
       const int64_t head = static_cast<int64_t>(op.head_size) * (op.out.width / op.heads);
-      one.input_size = op.key.width + op.value.width + op.heads;
+      one.input_size = int64_t{parts_of(op)} * op.head_size + op.value.width + op.heads;
       one.state_size = op.heads * head;
       most_attention = std::max(most_attention, head);
-      recurrence.taken_back = kTakenBackOfDelta;
+      recurrence.taken_back = kTakenBackOfMatrices;
     } else {
       one.input_size = op.in.width;
       one.state_size = static_cast<int64_t>(weight.columns - 1) * op.in.width;

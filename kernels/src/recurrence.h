@@ -1,4 +1,4 @@
-// What rows keep of operations whose state cannot be truncated: convolutions over the tokens before, and the delta rule.
+// What rows keep of operations whose state cannot be truncated: convolutions over the tokens before, the delta rule, and scans.
 //
 // A row keeps the state behind so many of its tokens, and the operations' inputs of the tokens behind those: a truncation into
 // these drops inputs. Where it goes further back, a snapshot serves, and the tokens behind that one are fed once more.
@@ -11,18 +11,29 @@
 #include <memory>
 #include <vector>
 
+#include "outrider_kernels.h"
+
 namespace outrider {
 
 // Tokens that can be taken back at any time, as many as a draft goes astray by. The state moves on once inputs of twice as many
-// would be kept. With the delta rule, whose kept inputs are work for each pass, so many only for rows that go on by themselves.
-constexpr int32_t kTakenBack = 16, kTakenBackOfDelta = 1;
+// would be kept. With states that are matrices, whose kept inputs are work for each pass, so many only for rows that go on by themselves.
+constexpr int32_t kTakenBack = 16, kTakenBackOfMatrices = 1;
 // Of a pass all tokens whose choice is asked for can be taken back: candidates among them. Inputs of more would cost too much.
 constexpr int32_t kMostTakenBack = 64;
 // Snapshots take at most so many times the memory of their tokens' keys and values.
 constexpr int64_t kSnapshotShare = 4;
 
-// One operation's part of a row's state and of a token's inputs, in floats. Of the delta rule a token's input is what it adds to the
-// state: keys, then deltas, then decays.
+// A scan's heads are worked on in at most so many parts where they share few keys.
+constexpr int32_t kMostHeadParts = 16;
+
+// Whether an operation's state is a matrix for each head, to which every token adds the product of its key and another vector.
+inline bool has_matrices(const outrider_op &op) { return op.kind == OUTRIDER_DELTA || op.kind == OUTRIDER_SCAN; }
+
+// Of such an operation: into how many parts the heads are divided. Threads work on different parts, so each keeps its key of a token.
+int32_t parts_of(const outrider_op &op);
+
+// One operation's part of a row's state and of a token's inputs, in floats. Of an operation with matrices a token's input is what it
+// adds to them: a key for each part, then the other vectors, then decays.
 struct Recurrent {
   int64_t state = 0, state_size = 0;
   int64_t input = 0, input_size = 0;

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_models import DELTA, HYBRID, Packed, Shape, all_logits, assert_same_bits, packed, tokens
+from kernel_models import DELTA, HYBRID, SCAN, Packed, Shape, all_logits, assert_same_bits, packed, tokens
 
 from outrider.kernels import library
 from outrider.kernels.builder import Builder
@@ -22,7 +22,7 @@ WIDE = replace(HYBRID, width=128, heads=16, kv_heads=1, taps=16)
 GREEDY = SamplingValues()
 
 
-@pytest.fixture(scope="module", params=[HYBRID, WIDE, DELTA], ids=["near", "far", "delta"])
+@pytest.fixture(scope="module", params=[HYBRID, WIDE, DELTA, SCAN], ids=["near", "far", "delta", "scan"])
 def model(request: Any) -> Packed:
     return packed(request.param, Format.W4A8)
 
@@ -159,7 +159,7 @@ def test_random_walks(model: Packed, isa: str, seeds: tuple[int, ...], monkeypat
             random_walk(engine, seed)
 
 
-@pytest.mark.parametrize("shape", [HYBRID, DELTA], ids=["convolutions", "delta"])
+@pytest.mark.parametrize("shape", [HYBRID, DELTA, SCAN], ids=["convolutions", "delta", "scan"])
 @pytest.mark.parametrize("format", [Format.FP32, Format.BF16, Format.W8A8])
 def test_random_walks_in_other_formats(shape: Shape, format: Format) -> None:
     with packed(shape, format).model(threads=2) as engine:
@@ -245,14 +245,26 @@ def test_programs_that_make_no_sense_are_refused() -> None:
     at = next(index for index, op in enumerate(ops) if op.kind is Kind.DELTA)
     op = ops[at]
     for changed, sentence in [
-        (replace(op, kv_heads=3), "heads must be a multiple of its key heads"),
+        (replace(op, kv_heads=3), "heads with a state must be a multiple of the key heads"),
         (replace(op, bias=-1), "decays are fp32 vectors, one number a head"),
         (replace(op, head_size=10), "queries has 40 columns instead of 20"),
-        (replace(op, output=replace(op.output, width=160, offset=8)), "a multiple of 16 columns a head"),
-        (replace(op, output=replace(op.value)), "the delta rule cannot write into what it reads"),
+        (replace(op, output=replace(op.output, width=160, offset=8)), "values of a multiple of 16 columns"),
+        (replace(op, output=replace(op.value)), "an operation with a state cannot write into what it reads"),
     ]:
         with pytest.raises(KernelError, match=sentence):
             Packed(replace(delta.program, ops=(*ops[:at], changed, *ops[at + 1 :])), delta.memory).model()
+    scan = packed(SCAN, Format.W4A8)
+    ops = list(scan.program.ops)
+    at = next(index for index, op in enumerate(ops) if op.kind is Kind.SCAN)
+    op = ops[at]
+    for changed, sentence in [
+        (replace(op, weight=op.bias), "decays are fp32 vectors"),
+        (replace(op, residual=replace(op.residual, width=12)), "gates has 12 columns instead of 6"),
+        (replace(op, key=replace(op.key, width=20)), "keys has 20 columns instead of 40"),
+        (replace(op, output=replace(op.value)), "an operation with a state cannot write into what it reads"),
+    ]:
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(scan.program, ops=(*ops[:at], changed, *ops[at + 1 :])), scan.memory).model()
     with model.model() as engine, pytest.raises(KernelError, match="row 0 cannot skip 2 tokens"):
         engine.skip(engine.open(), [1, 2])
     builder = Builder(10, 10, Format.BF16, states=(0,))

@@ -50,6 +50,7 @@ class Shape:
     chosen: int = 2
     taps: int = 0
     delta: bool = False
+    scan: bool = False
     shared: bool = False
     clipped: bool = False
     value: int = 0
@@ -67,6 +68,7 @@ LONG = Shape(width=96, heads=4, kv_heads=2, inner=104, vocabulary=101, layers=2,
 MIXTURE = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, experts=7, chosen=3, layers=2)
 HYBRID = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, layers=3, vocabulary=101, taps=4)
 DELTA = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=3, delta=True)
+SCAN = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=4, scan=True)
 SHARED = Shape(width=160, heads=4, kv_heads=2, inner=104, group=32, layers=4, vocabulary=101, window=21, shared=True)
 LATENT = Shape(width=144, heads=6, kv_heads=1, inner=104, group=32, vocabulary=101, window=37, value=40)
 NARROW = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, vocabulary=97, value=8)
@@ -85,6 +87,7 @@ SHAPES = {
     "clipped": CLIPPED,
     "hybrid": HYBRID,
     "delta": DELTA,
+    "scan": SCAN,
     "latent": LATENT,
     "narrow": NARROW,
     "mixture": MIXTURE,
@@ -133,7 +136,8 @@ def build(shape: Shape, precision: Format) -> Program:
         at = f"{layer}."
         h = norm(x, at + "norm1")
         if shape.taps and layer != 1:
-            x = (_delta_net if shape.delta else _convolution)(builder, shape, at, h, x)
+            layer_of = _delta_net if shape.delta else _mamba if shape.scan else _convolution
+            x = layer_of(builder, shape, at, h, x)
             continue
         if shape.value:
             x = _latent(builder, shape, at, h, x)
@@ -290,6 +294,24 @@ def _delta_net(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> S
     builder.head_norm(y, Tensor(at + "norm of heads", (columns,)), heads=heads, epsilon=1e-6)
     z = builder.linear(h, [Tensor(at + "z", (heads * columns, width))])
     y = builder.gate(y, z, activation=Activation.SILU)
+    return builder.linear(y, [Tensor(at + "out", (width, heads * columns))], residual=x)
+
+
+def _mamba(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
+    """Six heads; in the last layer with one key for all, which three parts share, else with one for three each."""
+    heads, size, columns, width = 6, 20, 80, shape.width
+    kv_heads = 1 if at.startswith(str(shape.layers - 1)) else 2
+    mixed = 2 * kv_heads * size + heads * columns
+    y = builder.linear(h, [Tensor(at + "mixed", (mixed, width))])
+    taps, bias = Tensor(at + "taps", (mixed, 1, shape.taps)), Tensor(at + "taps.bias", (mixed,))
+    y = builder.convolve(y, taps, bias=bias, activation=Activation.SILU)
+    steps = builder.linear(h, [Tensor(at + "steps", (heads, width))], precision=Format.FP32)
+    value, key, query = y.split(heads * columns, kv_heads * size, kv_heads * size)
+    numbers = {name: Tensor(at + name + end, (heads,)) for name, end in (("decay", ""), ("skip", ""), ("shift", ".bias"))}
+    y = builder.scan(query, key, value, steps, heads=heads, kv_heads=kv_heads, **numbers)
+    y = builder.gate(y, builder.linear(h, [Tensor(at + "z", (heads * columns, width))]), activation=Activation.SILU)
+    builder.head_norm(y, None, heads=kv_heads, epsilon=1e-6)
+    y = builder.scale_columns(y, Tensor(at + "norm of groups", (heads * columns,)))
     return builder.linear(y, [Tensor(at + "out", (width, heads * columns))], residual=x)
 
 

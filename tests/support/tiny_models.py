@@ -66,6 +66,17 @@ DELTA = LLAMA | {
     "linear_key_head_dim": 24,
     "linear_value_head_dim": 32,
 }
+# Eight heads of 24 columns and more than one of them for each key; what transformers bounds steps by in some passes alone.
+MAMBA = {"mamba_n_heads": 6, "mamba_d_head": 32, "mamba_d_state": 24, "mamba_d_conv": 3, "mamba_chunk_size": 8}
+NEMOTRON_H = {
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "chunk_size": 8,
+    "head_dim": 24,
+    "time_step_min": 1e-9,
+}
 MROPE = {
     "rope_type": "default",
     "rope_theta": 1e4,
@@ -217,6 +228,42 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["full_attention"] * 2, "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 1}
         | {"shared_intermediate_size": 56, "position_embedding_type": "rope", "residual_multiplier": 0.4}
         | {"embedding_multiplier": 3.0, "attention_multiplier": 0.11, "logits_scaling": 2.0},
+    ),
+    "granite-mamba": (
+        "granitemoehybrid",
+        LLAMA
+        | MAMBA
+        | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 56, "mamba_n_groups": 3}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_hidden_layers": 3}
+        | {"residual_multiplier": 0.4, "embedding_multiplier": 3.0, "attention_multiplier": 0.11, "mamba_proj_bias": True},
+    ),
+    "bamba": (
+        "bamba",
+        LLAMA | MAMBA | {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_groups": 2, "attention_bias": True},
+    ),
+    "falcon-h1-plain": (
+        "falcon_h1",
+        LLAMA | MAMBA | {"mamba_d_ssm": None, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "falcon-h1": (
+        "falcon_h1",
+        LLAMA
+        | MAMBA
+        | {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_rms_norm": True}
+        | {"ssm_multipliers": [0.7, 1.3, 0.8, 1.2, 0.6], "ssm_in_multiplier": 1.4, "ssm_out_multiplier": 0.6}
+        | {"attention_in_multiplier": 0.8, "attention_out_multiplier": 1.3, "key_multiplier": 0.7, "head_dim": 24}
+        | {"mlp_multipliers": [0.8, 1.4], "embedding_multiplier": 3.0, "lm_head_multiplier": 0.3},
+    ),
+    "falcon-h1-gated": (
+        "falcon_h1",
+        LLAMA | MAMBA | {"mamba_d_ssm": None, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "nemotron-h": (
+        "nemotron_h",
+        LLAMA
+        | NEMOTRON_H
+        | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "mlp_bias": True}
+        | {"use_bias": True},
     ),
     "hyperclovax": ("hyperclovax", LLAMA | {"head_dim": 24, "embedding_multiplier": 3.0, "logits_scaling": 0.25}),
     "hyperclovax-before": (
@@ -505,6 +552,28 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"shared_intermediate_size": 56, "residual_multiplier": 0.4, "attention_multiplier": 0.11, "head_dim": 24}
         | {"attention_bias": True},
     ),
+    "granite-moe-mamba": (
+        "granitemoehybrid",
+        MIXTURE
+        | MAMBA
+        | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 5, "intermediate_size": 40}
+        | {"shared_intermediate_size": 56, "residual_multiplier": 0.4, "attention_multiplier": 0.11},
+    ),
+    "nemotron-h-moe": (
+        "nemotron_h",
+        MIXTURE
+        | NEMOTRON_H
+        | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 2, "topk_group": 1}
+        | {"moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.5, "moe_latent_size": 48}
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
+    ),
+    "nemotron-h-moe-plain": (
+        "nemotron_h",
+        MIXTURE
+        | NEMOTRON_H
+        | {"n_routed_experts": 5, "moe_intermediate_size": 40, "norm_topk_prob": False, "use_conv_bias": False}
+        | {"moe_shared_expert_intermediate_size": 56, "layers_block_type": ["linear_attention", "moe", "full_attention"]},
+    ),
     "glm4-moe": (
         "glm4_moe",
         MIXTURE
@@ -786,7 +855,7 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
                 # Gemma's norms multiply by 1 + w, and those of delta nets' families but for the one behind the state.
                 centred = (
                     kind.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5"))
-                    and not kind.startswith(("gemma3n", "gemma4"))
+                    and not kind.startswith(("gemma3n", "gemma4", "nemotron_h"))
                     and "linear_attn" not in parameter_name
                 )
                 one = parameter_name.endswith(("weight", "scale")) and not centred

@@ -141,6 +141,8 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             return y if op.residual.buffer < 0 else y + read(op.residual)
         case Kind.DELTA:
             return _delta(op, x, read(op.key), read(op.value), read(op.residual), weight, bias)
+        case Kind.SCAN:
+            return _scan(op, x, read(op.key), read(op.value), read(op.residual), weight, bias)
         case Kind.ATTENTION:
             return _attention(op, x, read(op.key), read(op.value), weight if op.weight >= 0 else None)
     raise AssertionError(op.kind)
@@ -186,4 +188,17 @@ def _delta(op: Op, query, key, value, gates, decay, shift) -> torch.Tensor:
         change = (values[token] - torch.einsum("hij,hi->hj", state, keys[token])) * rates[token, :, None]
         state = state + keys[token, :, :, None] * change[:, None]
         result.append(torch.einsum("hij,hi->hj", state, queries[token] * op.scale).flatten())
+    return torch.stack(result)
+
+
+def _scan(op: Op, query, key, value, steps, numbers, shift) -> torch.Tensor:
+    group, (decay, skip) = op.heads // op.kv_heads, numbers.split(op.heads)
+    queries, keys = (x.view(len(query), op.kv_heads, op.head_size).repeat_interleave(group, dim=1) for x in (query, key))
+    values, steps = value.view(len(query), op.heads, -1), torch.nn.functional.softplus(steps + shift)
+    kept = (-decay.exp() * steps).exp()
+    state, result = torch.zeros(op.heads, op.head_size, values.shape[2]), []
+    for token in range(len(query)):
+        added = torch.einsum("hi,hj,h->hij", keys[token], values[token], steps[token])
+        state = state * kept[token, :, None, None] + added
+        result.append((torch.einsum("hij,hi->hj", state, queries[token]) + skip[:, None] * values[token]).flatten())
     return torch.stack(result)

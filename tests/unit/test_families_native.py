@@ -67,7 +67,8 @@ def compare(name: str, path: Path, seed: int = 0, **changes: Any) -> None:
     assert distance < FP32_BOUND, f"{name} in fp32: logits differ by {distance:.1e} of the largest"
     layers = getattr(model.config, "num_hidden_layers", 2)
     # A state that lasts: the kernels' tests hold what is made of it to its definition in all formats.
-    kept = "linear_attention" in (getattr(model.config, "layer_types", None) or ())
+    kinds = getattr(model.config, "layer_types", None) or getattr(model.config, "layers_block_type", None) or ()
+    kept = not {"linear_attention", "hybrid"}.isdisjoint(kinds)
     # A short convolution multiplies three products with one another, where a gated layer multiplies two.
     layers += list(getattr(model.config, "layer_types", None) or []).count("conv")
     for precision, two_layers in (("bf16", BF16_BOUND), ("w8a8", W8A8_BOUND), ("w4a8", W4A8_BOUND)):

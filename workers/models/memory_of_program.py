@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from outrider.kernels.packer import packed_bytes
-from outrider.kernels.program import RECURRENT, Codes, Format, Kind, Op, Program, Scales, Weight
+from outrider.kernels.program import OUTER_PRODUCTS, RECURRENT, Codes, Format, Kind, Op, Program, Scales, Weight
 from outrider.workers.engines.native import head_of, reserved, scored_tokens
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.laying_out import lay_out
@@ -144,8 +144,8 @@ def _state(program: Program) -> tuple[int, int]:
 
 
 def _state_of(program: Program, op: Op) -> tuple[int, int]:
-    if op.kind is Kind.DELTA:
-        return op.head_size * op.output.width, op.key.width + op.value.width + op.heads
+    if op.kind in OUTER_PRODUCTS:
+        return op.head_size * op.output.width, op.parts * op.head_size + op.value.width + op.heads
     return (program.weights[op.weight].columns - 1) * op.input.width, op.input.width
 
 

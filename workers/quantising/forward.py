@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.kernels.program import Activation, Format, Kind, Norm, Op, Program, Slice, Weight
 from outrider.workers.quantising.products import rounded_linear
-from outrider.workers.quantising.recurrence import convolve, delta
+from outrider.workers.quantising.recurrence import convolve, delta, scan
 from outrider.workers.quantising.routing import mix, route
 
 # Tokens that are worked on together: what lies between two operations of a gated layer is as wide as both its matrices.
@@ -97,6 +97,9 @@ class Forward:
         if op.kind is Kind.DELTA:
             key, value, gates = (_part(buffers, part) for part in (op.key, op.value, op.residual))
             return delta(op, x, key, value, gates, self._weight(op.weight), self._weight(op.bias), self._length)
+        if op.kind is Kind.SCAN:
+            key, value, steps = (_part(buffers, part) for part in (op.key, op.value, op.residual))
+            return scan(op, x, key, value, steps, self._weight(op.weight), self._weight(op.bias), self._length)
         if op.kind is Kind.ROUTE:
             corrections, factors = (None if index < 0 else self._weight(index) for index in (op.weight, op.bias))
             return route(op, x, corrections, factors)

@@ -36,6 +36,24 @@ def delta(
     return found.reshape(value.shape)
 
 
+def scan(
+    op: Op, query: Tensor, key: Tensor, value: Tensor, steps: Tensor, numbers: Tensor, shift: Tensor, length: int
+) -> Tensor:
+    """Token by token, all sequences at once: the state decays, takes in the value times its step, and is read."""
+    queries, keys = (part.reshape(-1, length, op.kv_heads, op.head_size) for part in (query, key))
+    values = value.reshape(-1, length, op.heads, value.shape[1] // op.heads)
+    decay, skip = numbers.split(op.heads)
+    steps = F.softplus(steps + shift).view(-1, length, op.heads)
+    kept = (-decay.exp() * steps).exp()
+    state, found = torch.zeros(len(values), op.heads, op.head_size, values.shape[3]), torch.empty_like(values)
+    for token in range(length):
+        own, asked = (x[:, token].repeat_interleave(op.heads // op.kv_heads, dim=1) for x in (keys, queries))
+        added = values[:, token] * steps[:, token, :, None]
+        state = state * kept[:, token, :, None, None] + own[..., None] * added[:, :, None]
+        found[:, token] = torch.einsum("shij,shi->shj", state, asked) + skip[:, None] * values[:, token]
+    return found.reshape(value.shape)
+
+
 def _unit(op: Op, x: Tensor) -> Tensor:
     heads = x.reshape(len(x), op.kv_heads, op.head_size)
     return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + op.epsilon)

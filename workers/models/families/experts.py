@@ -88,7 +88,7 @@ def mixture(sizes: Sizes, experts: Experts, dense: int = 0) -> Mixer:
             gated = Shared(dense or sizes.ffn, experts.prefix, experts.dense_names, biased=experts.dense_biased)
             return _beside(builder, h, block, gated, experts.function, residual, experts.dense_scale)
         mlp = Linear(f"{block.prefix}{experts.prefix}")
-        route = _route(builder, h, mlp, experts)
+        route = route_of(builder, h, mlp, experts.router, experts.count, experts.chosen, experts.biased)
         read = builder.blend(h, route.part(1, 1), vectors=1) if experts.scales_input else h
         products = products_of(builder, read, route, mlp, experts)
         if experts.shared is not None and experts.shared.weighed:
@@ -103,15 +103,17 @@ def mixture(sizes: Sizes, experts: Experts, dense: int = 0) -> Mixer:
     return mixer
 
 
-def _route(builder: Builder, h: Slice, mlp: Linear, experts: Experts) -> Slice:
-    router, count = experts.router, experts.count
-    shifts = mlp.biases(experts.biased, (router.name, count))
+def route_of(
+    builder: Builder, h: Slice, mlp: Linear, router: Router, count: int, chosen: int, biased: bool = False
+) -> Slice:
+    """The ``chosen`` of ``count`` experts that each token takes. ``biased``: the router has biases."""
+    shifts = mlp.biases(biased, (router.name, count))
     weight = [mlp.weight(router.name, count, h.width)]
     scores = builder.linear(h, weight, biases=shifts, precision=Format.FP32)
     stored = (1, count) if router.in_a_row else ()
     return builder.route(
         scores,
-        experts.chosen,
+        chosen,
         router.routing,
         corrections=Tensor(f"{mlp.prefix}{router.corrections}", (count,), stored=stored) if router.corrections else None,
         groups=router.groups,

@@ -3,10 +3,10 @@ GraniteMoE, Hunyuan and gpt-oss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from outrider.kernels.program import Activation, Program, Routing
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Activation, Program, Routing, Slice
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.experts import (
@@ -20,8 +20,18 @@ from outrider.workers.models.families.experts import (
 )
 from outrider.workers.models.families.granite import by_layer
 from outrider.workers.models.families.llama import hunyuan_style
-from outrider.workers.models.families.parts import FULL, SLIDING, Begin, activation, layer_types, windows
-from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Norms, Sizes, Style, decoder, read_sizes
+from outrider.workers.models.families.mamba2 import MAMBA, kinds_of, mamba_layer, pass_over, read_mamba
+from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, windows
+from outrider.workers.models.families.skeleton import (
+    HeadNorms,
+    Mixer,
+    Norms,
+    Sizes,
+    Style,
+    decoder,
+    plain_attention,
+    read_sizes,
+)
 from outrider.workers.models.rope import Rope, read_rope, read_ropes
 
 AMONG_CHOSEN = Router(Routing.SOFTMAX_CHOSEN)
@@ -182,36 +192,37 @@ def _beside(config: Config) -> int:
     return config.whole("shared_intermediate_size", 0)
 
 
-# Of granitemoehybrid's recurrent layers, and of training.
-MAMBA_UNUSED = """
-mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head mamba_d_conv mamba_expand mamba_chunk_size mamba_conv_bias
-mamba_proj_bias time_step_limit time_step_min time_step_max time_step_floor init_method
-"""
-
-
 def granitemoehybrid(config: Config, begin: Begin) -> Program:
-    """Granite 4 without recurrent layers: what stands beside the experts, and no experts where there are 0 of them."""
-    layers = config.size("num_hidden_layers", 32)
-    types = config.get("layer_types") or ["linear_attention"] * layers
-    if len(types) != layers or not set(types) <= {"attention", FULL}:
-        raise config.unknown('"layer_types" with recurrent layers (Mamba 2)')
+    """Granite 4: Mamba 2 in most layers or in none, what stands beside the experts, and no experts where there are 0."""
+    sizes = read_sizes(config)
+    kinds = kinds_of(config, "layer_types", sizes.layers, (MAMBA, FULL), [MAMBA] * sizes.layers)
     config.only("normalization_function", "rmsnorm")
-    for key in MAMBA_UNUSED.split():
-        config.get(key)
     rope = config.get("position_embedding_type", "nope")
     if rope not in ("rope", "nope"):
         raise config.unknown(f'"position_embedding_type": {rope!r}')
-    shared = config.size("shared_intermediate_size", 1024)
+    ropes: list[Rope | None] = [None] * sizes.layers
     if rope == "rope":
-        return _granite(config, begin, shared)
+        ropes = [read_rope(config, sizes.head_size, sizes.context)] * sizes.layers
     for key in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"):
         config.get(key)
-    return _granite(config, begin, shared, [None] * layers)
+    style = replace(_granite_style(config, sizes, config.size("shared_intermediate_size", 1024)), ropes=ropes)
+    if MAMBA not in kinds:
+        pass_over(config)
+        return decoder(config, begin, sizes, style)
+    mamba = read_mamba(config, config.size("mamba_expand", 2) * sizes.hidden, sizes.epsilon)
+    attention = plain_attention(config, sizes, style)
+
+    def mixed(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        if kinds[layer] == FULL:
+            return attention(builder, h, layer, residual)
+        return mamba_layer(builder, h, Linear(f"model.layers.{layer}.mamba."), mamba, residual, style.residual_scale)
+
+    return decoder(config, begin, sizes, replace(style, attention=mixed))
 
 
-def _granite(config: Config, begin: Begin, shared: int, ropes: Sequence[Rope | None] = ()) -> Program:
+def _granite(config: Config, begin: Begin, shared: int) -> Program:
     sizes = read_sizes(config)
-    return decoder(config, begin, sizes, replace(_granite_style(config, sizes, shared), ropes=ropes))
+    return decoder(config, begin, sizes, _granite_style(config, sizes, shared))
 
 
 def _granite_style(config: Config, sizes: Sizes, shared: int) -> Style:

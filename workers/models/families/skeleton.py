@@ -128,7 +128,7 @@ class Style:
 
 
 def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program:
-    attention = style.attention or _plain_attention(config, sizes, style)
+    attention = style.attention or plain_attention(config, sizes, style)
     mixer = style.mixer or _gated(config, sizes, style)
     builder = begin(sizes.vocabulary, sizes.context)
     embedding = Tensor("model.embed_tokens.weight", (sizes.vocabulary, sizes.hidden))
@@ -165,7 +165,8 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
     return builder.finish(builder.spread(logits, range(rows)) if style.head_rows else logits)
 
 
-def _plain_attention(config: Config, sizes: Sizes, style: Style) -> Mixer:
+def plain_attention(config: Config, sizes: Sizes, style: Style) -> Mixer:
+    """The usual attention, as ``style`` says."""
     ropes = style.ropes or [read_rope(config, sizes.head_size, sizes.context)] * sizes.layers
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:

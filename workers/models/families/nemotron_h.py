@@ -1,0 +1,127 @@
+"""Nemotron H (Nano 2, Nemotron 3): of its layers each is Mamba 2, attention, two matrices, or a mixture of such experts."""
+
+from __future__ import annotations
+
+from outrider.kernels.builder import Builder
+from outrider.kernels.program import Program, Slice, Tensor
+from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.corrected_mixtures import deepseek_router
+from outrider.workers.models.families.experts import chosen_experts, route_of
+from outrider.workers.models.families.layer_norm import Heads, attend, plain, projected
+from outrider.workers.models.families.mamba2 import MAMBA, Mamba, check_steps, kinds_of, mamba_layer
+from outrider.workers.models.families.parts import FULL, Begin, Linear, activation, rms_norm
+
+MLP, MOE = "mlp", "moe"
+# How "hybrid_override_pattern" names the kinds of layers.
+LETTERS = {"M": MAMBA, "E": MOE, "*": FULL, "-": MLP}
+KINDS = tuple(LETTERS.values())
+# Attention has no rope, whatever is said of one; norms have the other epsilon. What guesses further tokens is not read.
+UNUSED = """
+rope_theta rope_scaling rope_parameters partial_rotary_factor rms_norm_eps norm_eps attention_head_dim expand mamba_expand
+moe_shared_expert_overlap num_nextn_predict_layers mtp_layers_block_type mtp_hybrid_override_pattern use_cache
+"""
+
+# Of a mixture: stated where there is none, too.
+OF_EXPERTS = """
+n_routed_experts n_shared_experts num_experts_per_tok moe_intermediate_size moe_shared_expert_intermediate_size
+moe_latent_size n_group topk_group norm_topk_prob routed_scaling_factor
+"""
+
+
+def nemotron_h(config: Config, begin: Begin) -> Program:
+    hidden, epsilon = config.size("hidden_size", 4096), config.number("layer_norm_epsilon", 1e-5)
+    vocabulary, context = config.size("vocab_size", 131072), config.size("max_position_embeddings", 4096)
+    kinds, mamba = _kinds(config), _mamba(config, epsilon)
+    mixture = _Mixture(config) if MOE in kinds else None
+    for key in (*UNUSED.split(), *OF_EXPERTS.split()):
+        config.get(key)
+    heads = _heads(config)
+    function, biased = activation(config, "mlp_hidden_act", "relu2"), config.flag("mlp_bias", False)
+    ffn = config.size("intermediate_size", 21504)
+    mlp = plain("backbone.layers.{}.mixer.", hidden, ffn, function, ("up_proj", "down_proj"), bias=biased)
+    builder, root = begin(vocabulary, context), Linear("backbone.")
+    embedding = root.weight("embeddings", vocabulary, hidden)
+    x = builder.embed(embedding)
+    for layer, kind in enumerate(kinds):
+        builder.layer_input(layer, x)
+        block = Linear(f"backbone.layers.{layer}.")
+        h, mixer = rms_norm(builder, x, block, "norm", epsilon), Linear(f"{block.prefix}mixer.")
+        if kind == MAMBA:
+            x = mamba_layer(builder, h, mixer, mamba, x)
+        elif kind == FULL:
+            a = attend(builder, h, projected(mixer, ("q_proj", "k_proj", "v_proj"), heads, hidden, False), heads)
+            x = builder.linear(a, [mixer.weight("o_proj", hidden, a.width)], residual=x)
+        elif mixture is not None and kind == MOE:
+            x = mixture(builder, h, mixer, x)
+        else:
+            x = mlp(builder, h, layer, x)
+    x = rms_norm(builder, x, root, "norm_f", epsilon)
+    tied = config.flag("tie_word_embeddings", False)
+    return builder.finish(builder.linear(x, [embedding if tied else Tensor("lm_head.weight", (vocabulary, hidden))]))
+
+
+def _kinds(config: Config) -> list[str]:
+    pattern = config.get("hybrid_override_pattern")
+    key = next((key for key in ("layers_block_type", "layer_types") if config.get(key)), "hybrid_override_pattern")
+    if key == "hybrid_override_pattern":
+        if not isinstance(pattern, str) or not set(pattern) <= set(LETTERS):
+            raise config.unknown(f'"hybrid_override_pattern": {pattern!r}')
+        return kinds_of(config, key, len(pattern), KINDS, [LETTERS[letter] for letter in pattern])
+    config.get("num_hidden_layers")  # transformers counts the list, whatever is said
+    return kinds_of(config, key, len(config.get(key)), KINDS, ())
+
+
+def _mamba(config: Config, epsilon: float) -> Mamba:
+    check_steps(config)
+    config.only("mamba_hidden_act", "silu")
+    bias = config.flag("use_bias", False)
+    config.get("mamba_proj_bias")  # "use_bias" says it
+    return Mamba(
+        heads=config.size("mamba_num_heads", 128),
+        head_size=config.size("mamba_head_dim", 64),
+        groups=config.size("n_groups", config.get("mamba_n_groups", 8)),
+        state=config.size("ssm_state_size", 128),
+        taps=config.size("conv_kernel", config.get("mamba_d_conv", 4)),
+        conv_bias=config.flag("use_conv_bias", config.flag("mamba_conv_bias", True)),
+        bias=bias,
+        epsilon=epsilon,
+    )
+
+
+def _heads(config: Config) -> Heads:
+    config.only("attention_bias", False)
+    config.window(None)
+    count = config.size("num_attention_heads", 32)
+    return Heads(count, config.size("num_key_value_heads", 8), config.size("head_dim", 128))
+
+
+class _Mixture:
+    """Experts of two matrices each, which may read and write narrower vectors; one of another width stands beside them."""
+
+    def __init__(self, config: Config) -> None:
+        config.only("mlp_bias", False)
+        self.count, self.function = config.size("n_routed_experts", 8), activation(config, "mlp_hidden_act", "relu2")
+        self.chosen = chosen_experts(config, self.count, 2)
+        self.ffn = config.size("moe_intermediate_size", 7688)
+        self.latent = 0 if config.get("moe_latent_size") is None else config.size("moe_latent_size")
+        self.router = deepseek_router(config)(self.count, self.chosen)
+        self.shared = config.size("moe_shared_expert_intermediate_size", 7688)
+
+    def __call__(self, builder: Builder, h: Slice, mixer: Linear, residual: Slice) -> Slice:
+        hidden = h.width
+        route = route_of(builder, h, mixer, self.router, self.count, self.chosen)
+        read = builder.linear(h, [mixer.weight("fc1_latent_proj", self.latent, hidden)]) if self.latent else h
+        each = [Linear(f"{mixer.prefix}experts.{number}.") for number in range(self.count)]
+        up, down = ([[one.weight(name, *shape)] for one in each] for name, shape in self._shapes(read.width))
+        m = builder.experts(read, route, up, activation=self.function)
+        products = builder.experts(m, route, down, behind=True)
+        shared = Linear(f"{mixer.prefix}shared_experts.")
+        m = builder.linear(h, [shared.weight("up_proj", self.shared, hidden)], activation=self.function)
+        x = builder.linear(m, [shared.weight("down_proj", hidden, self.shared)], residual=residual)
+        if not self.latent:
+            return builder.mix(products, route, hidden, residual=x)
+        mixed = builder.mix(products, route, self.latent)
+        return builder.linear(mixed, [mixer.weight("fc2_latent_proj", hidden, self.latent)], residual=x)
+
+    def _shapes(self, width: int) -> tuple[tuple[str, tuple[int, int]], ...]:
+        return ("up_proj", (self.ffn, width)), ("down_proj", (width, self.ffn))
