@@ -22,7 +22,7 @@ GROUP, BLOCK = 32, 32
 Packed = tuple[Tensors, torch.Tensor]
 # What quantising tools leave as it is, in the layers: routers, norms, convolutions, gates of one row.
 PLAIN = re.compile(
-    r"norm|\.router\b|(mlp|_moe|feed_forward)\.gate\b|\.gate\.wg\b|shared_expert_gate|conv\.conv|conv1d|in_proj_(ba|a|b)\b"
+    r"norm|\.router\b|(mlp|_moe|feed_forward|mixer)\.gate\b|\.gate\.wg\b|shared_expert_gate|conv\.conv|conv1d|in_proj_(ba|a|b)\b"
 )
 
 
@@ -257,6 +257,8 @@ SIZES = {
     "intermediate_size_mlp": 96,
     "kv_lora_rank": 32,
     "moe_intermediate_size": 32,
+    "moe_latent_size": 32,
+    "moe_shared_expert_intermediate_size": 64,
     "prefix_dense_intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
     "shared_intermediate_size": 64,

@@ -66,10 +66,18 @@ DELTA = LLAMA | {
     "linear_key_head_dim": 24,
     "linear_value_head_dim": 32,
 }
-# Eight heads of 24 columns and more than one of them for each key; what transformers bounds steps by in some passes alone.
-MAMBA = {"mamba_n_heads": 6, "mamba_d_head": 32, "mamba_d_state": 24, "mamba_d_conv": 3, "mamba_chunk_size": 8}
+# More than one head for each key.
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 48,
+    "mamba_expand": 4,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 8,
+}
+# transformers bounds steps by "time_step_min" in passes over several tokens alone: by next to nothing here.
 NEMOTRON_H = {
-    "mamba_num_heads": 6,
+    "mamba_num_heads": 8,
     "mamba_head_dim": 16,
     "n_groups": 2,
     "ssm_state_size": 24,
@@ -233,7 +241,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         LLAMA
         | MAMBA
-        | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 56, "mamba_n_groups": 3}
+        | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 56, "mamba_n_groups": 4}
         | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_hidden_layers": 3}
         | {"residual_multiplier": 0.4, "embedding_multiplier": 3.0, "attention_multiplier": 0.11, "mamba_proj_bias": True},
     ),
@@ -249,7 +257,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon_h1",
         LLAMA
         | MAMBA
-        | {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_rms_norm": True}
+        | {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_rms_norm": True}
         | {"ssm_multipliers": [0.7, 1.3, 0.8, 1.2, 0.6], "ssm_in_multiplier": 1.4, "ssm_out_multiplier": 0.6}
         | {"attention_in_multiplier": 0.8, "attention_out_multiplier": 1.3, "key_multiplier": 0.7, "head_dim": 24}
         | {"mlp_multipliers": [0.8, 1.4], "embedding_multiplier": 3.0, "lm_head_multiplier": 0.3},
@@ -822,6 +830,8 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# Whose layers are of several kinds, some with a state.
+OF_SEVERAL_KINDS = ("lfm2", "lfm3", "qwen3-5", "bamba", "falcon-h1", "granite-mamba", "nemotron-h")
 # Of a router, for the choice alone: buffers that are zero where nobody trained them.
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 

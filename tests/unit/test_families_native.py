@@ -177,6 +177,19 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         return common | sizes | dict(num_key_value_heads=kv_heads)
     # Of HRM-Text every head has keys and values of its own.
     kv_heads = heads if kind == "hrm_text" else kv_heads
+    if kind == "nemotron_h":
+        common |= {"mamba_num_heads": 12, "mamba_head_dim": 16 * int(random.integers(1, 6))}
+        common |= {"n_groups": int(random.choice([1, 3, 6])), "ssm_state_size": int(random.integers(5, 40))}
+    if "mamba_d_head" in settings:
+        # Four times the width is shared out among heads of whole vectors.
+        size, hidden = 16 * int(random.integers(1, 4)), 24 * heads * int(random.integers(1, 3))
+        inner = settings.get("mamba_d_ssm") or 4 * hidden
+        size = size if inner % size == 0 else 16
+        groups = int(random.choice([1, inner // size]))
+        sizes = dict(mamba_d_head=size, mamba_n_heads=inner // size, mamba_n_groups=groups)
+        sizes |= dict(mamba_d_state=int(random.integers(5, 40)), mamba_d_conv=int(random.choice([2, 4])))
+        sizes |= dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads)
+        return common | sizes | dict(num_key_value_heads=kv_heads, head_dim=head_size)
     if kind.startswith("gemma4"):
         common |= {"global_head_dim": int(random.choice([8, 40, 64])), "num_global_key_value_heads": kv_heads}
     # Helium's and BitNet's heads share out the width. Gemma 4 rounds more often in a layer, and narrow ones average less.

@@ -129,7 +129,7 @@ def test_layers_that_guess_further_tokens_are_left_out(name: str, tmp_path: Path
         ),
         ("granite-moe-hybrid", {"layer_types": None}, "a model without a layer of attention"),
         ("granite-moe-mamba", {"time_step_limit": [0.01, 0.1]}, r'"time_step_limit": \[0.01, 0.1\]'),
-        ("granite-moe-mamba", {"mamba_d_head": 24}, r'6 heads of "mamba_d_head": 24 are not 192 columns'),
+        ("granite-moe-mamba", {"mamba_d_head": 24}, r'8 heads of "mamba_d_head": 24 are not 384 columns'),
         ("granite-moe-hybrid", {"position_embedding_type": "alibi"}, r'"position_embedding_type": .alibi.'),
         ("granite-hybrid", {"normalization_function": "layernorm"}, r'"normalization_function": .layernorm.'),
         ("hunyuan-moe", {"moe_topk": [2, 3]}, r'"moe_topk": \[2, 3\]'),

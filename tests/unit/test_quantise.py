@@ -28,7 +28,7 @@ from one_tokenizer_process import tokenizer_process
 from quantised_models import save_small
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import TINY, saved_tensors, tiny_model
+from tiny_models import OF_SEVERAL_KINDS, TINY, saved_tensors, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -63,7 +63,7 @@ WINDOWS = tuple(tuple(row) for row in TOKENS.view(4, LENGTH).tolist())
 FORM = Form(4, 32, True, torch.float16)
 # Layers of one kind each, whose feeders are counted; test_quantise_mixtures.py has the others. GPT-2's matrices lie turned
 # round.
-WITHOUT_STATE = [name for name in TINY if not name.startswith(("lfm2", "lfm3", "qwen3-5", "gpt2"))]
+WITHOUT_STATE = [name for name in TINY if not name.startswith((*OF_SEVERAL_KINDS, "gpt2"))]
 # What takes factors in each layer: norms of attention and feed-forward, values, and (where nothing but the factor's sign
 # matters between the two matrices) the feed-forward's inside.
 FEEDERS = {

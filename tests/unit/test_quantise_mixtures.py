@@ -18,7 +18,7 @@ from native_models import open_native
 from quantised_models import rewritten
 from safetensors.torch import load_file, save_file
 from test_quantise import FORM, LENGTH, TOKENS, contents, logits, meant, quietly, wanted
-from tiny_models import MIXTURES, TINY, one_by_one, saved_tensors, tiny_model
+from tiny_models import MIXTURES, OF_SEVERAL_KINDS, TINY, one_by_one, saved_tensors, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -38,7 +38,7 @@ from outrider.workers.quantising.quantiser import program_of, quantise, read
 from outrider.workers.quantising.scales import apply
 
 # Not those whose experts are one matrix; with those whose layers are of several kinds.
-WITH_STATE = [name for name in TINY if name.startswith(("lfm2", "lfm3", "qwen3-5"))]
+WITH_STATE = [name for name in TINY if name.startswith(OF_SEVERAL_KINDS)]
 QUANTISED = [name for name in MIXTURES if not name.startswith("dbrx")] + WITH_STATE
 # Widths that groups of 32 divide.
 WIDTHS = {"intermediate_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "head_dim": 32}
