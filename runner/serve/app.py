@@ -26,6 +26,7 @@ from outrider.runner.serve.bodies import pieces
 from outrider.runner.serve.metrics import metrics
 from outrider.runner.serve.names import Folders
 from outrider.runner.serve.ranges import RangedFile
+from outrider.runner.serve.request_ids import HEADER, RequestIds
 from outrider.runner.serve.service import Service
 from outrider.runner.serve.store import Store
 from outrider.runner.serve.unwritten_files import lines_of
@@ -67,7 +68,7 @@ def application(
             Route("/page/data", api.page_data, methods=["GET"]),
             Route("/page/reports/{batch}", api.report, methods=["GET"]),
         ],
-        middleware=[Middleware(Authentication, keys=keys, names=names)],
+        middleware=[Middleware(RequestIds), Middleware(Authentication, keys=keys, names=names)],
         exception_handlers={
             ApiError: _refusal,
             HTTPException: _unknown,
@@ -258,4 +259,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    return JSONResponse(ApiError(500, STUMBLED, kind=SERVER).body(), 500)
+    return JSONResponse(ApiError(500, STUMBLED, kind=SERVER).body(), 500, {HEADER: request.scope[HEADER]})

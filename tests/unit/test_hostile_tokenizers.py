@@ -19,6 +19,7 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.limits import MOST_BYTES, limited
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.preparation import encode, prepare_pair
+from outrider.workers.models.templates import MOST_CHARACTERS
 
 TOKENIZER, SETTINGS, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
@@ -133,6 +134,15 @@ def test_a_prompt_that_a_tokenizer_gives_up_on_fails_alone(kind: str, model: Pat
     bad, empty = encode(str(model), ["a" * 40 + "!", ""])
     assert isinstance(bad, str) and sentence in bad
     assert empty == "the prompt has no tokens"
+
+
+def test_a_text_that_no_context_holds_is_not_even_begun(model: Path) -> None:
+    """It took three tokenizer processes and three minutes to say that one of 50 MB was too much."""
+    texts = ["abc", "a" * (MOST_CHARACTERS + 1), "de"]
+    for continued in (False, True):
+        first, refused, last = encode(str(model), texts, continued)
+        assert refused == "the prompt has 10,000,001 characters; at most 10,000,000 are taken"
+        assert [first, last] == encode(str(model), ["abc", "de"], continued)
 
 
 def explodes(letter: str) -> Spoil:

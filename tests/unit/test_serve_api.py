@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -72,6 +73,44 @@ def test_without_a_key_nothing_is_said(client: TestClient, method: str, place: s
 def test_the_real_client_raises_what_it_raises_at_openai(world: World) -> None:
     with world.client(key="wrong") as client, pytest.raises(openai.AuthenticationError):
         client.batches.list()
+
+
+def test_each_answer_has_an_id_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes of it: refused before or behind the key, streamed, or what nobody has foreseen."""
+    monkeypatch.setattr(world.service, "list_batches", mock.Mock(side_effect=RuntimeError("unforeseen")))
+    world.service.start()
+    asked: list[tuple[int, str, str, dict[str, Any]]] = [
+        (200, "GET", "/health", {}),
+        (200, "GET", "/v1/models", {}),
+        (200, "POST", "/v1/completions", {"json": {"model": "small", "prompt": "Row"}}),
+        (200, "POST", "/v1/completions", {"json": {"model": "small", "prompt": "Row", "stream": True}}),
+        (400, "POST", "/v1/completions", {"content": "{"}),
+        (401, "GET", "/v1/models", {"headers": {"Authorization": ""}}),
+        (404, "GET", "/nowhere", {}),
+        (405, "PUT", "/v1/files", {}),
+        (421, "GET", "/v1/models", {"headers": {"Host": "evil.example"}}),
+        (500, "GET", "/v1/batches", {}),
+    ]
+    names = set()
+    with TestClient(
+        world.app, base_url="http://127.0.0.1:8000", headers=AUTHORISED, raise_server_exceptions=False
+    ) as client:
+        for status, method, place, more in asked:
+            answer = client.request(method, place, **more)
+            assert answer.status_code == status
+            [name] = answer.headers.get_list("x-request-id")
+            assert re.fullmatch("req_[0-9a-f]{32}", name)
+            names.add(name)
+    world.service.close(at_once=True)
+    assert len(names) == len(asked)
+
+
+def test_the_real_client_shows_it(world: World) -> None:
+    with world.client() as client:
+        assert str(client.models.list()._request_id).startswith("req_")
+        with pytest.raises(openai.NotFoundError) as refused:
+            client.models.retrieve("none")
+        assert str(refused.value.request_id).startswith("req_")
 
 
 def test_each_key_of_the_file_is_one(client: TestClient) -> None:

@@ -25,7 +25,7 @@ from outrider.workers.models.limits import limited
 from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, read_model_info
 from outrider.workers.models.reasoning import ReasoningTags
-from outrider.workers.models.templates import render_all
+from outrider.workers.models.templates import MOST_CHARACTERS, render_all
 from outrider.workers.models.text_after import text_after
 from outrider.workers.models.tokenizer import (
     LOADING_SECONDS,
@@ -243,6 +243,10 @@ def tool_form(path: str) -> ToolForm | None:
 def _encode_texts(path: str, texts: list[str], continued: bool) -> list[tuple[int, ...] | str]:
     if not texts:
         return []
+    if len(fitting := [text for text in texts if len(text) <= MOST_CHARACTERS]) < len(texts):
+        # Many times its memory, and minutes until the tokenizer was given up.
+        encoded = iter(_encode_texts(path, fitting, continued))
+        return [next(encoded) if len(text) <= MOST_CHARACTERS else _too_long(text) for text in texts]
     tokenizer = load_tokenizer(path)
     one = tokenizer.encode_rendered if continued else tokenizer.encode
     with limited(_seconds_for(texts)):
@@ -253,6 +257,10 @@ def _encode_texts(path: str, texts: list[str], continued: bool) -> list[tuple[in
             raise
         except BaseException:  # one of them is at fault, and only that one fails; a panic in Rust is no Exception
             return [_tokens(one, text, NO_TOKENS) for text in texts]
+
+
+def _too_long(text: str) -> str:
+    return f"the prompt has {len(text):,} characters; at most {MOST_CHARACTERS:,} are taken"
 
 
 def _seconds_for(texts: list[str]) -> float:
