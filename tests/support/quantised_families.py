@@ -275,6 +275,10 @@ def sizes_of(name: str) -> dict[str, Any]:
     return found
 
 
+# What tensors are called that hold gate and up of a layer's experts.
+BOTH = ("gate_up_proj", "input_linear", "experts.fc1")
+
+
 def usual(module: str) -> bool:
     return ".layers." in module and not PLAIN.search(module)
 
@@ -298,12 +302,13 @@ def quantised(path: Path, plain: Path, layout: Layout, chosen: Callable[[str], b
         for name, value in tensors.items():
             module = name.removesuffix(".weight")
             if value.dim() == 3 and chosen(module):
-                turned = "feed_forward.router.weight" in " ".join(tensors)  # Llama 4's lie inputs by outputs
+                # Llama 4's and Aria's lie inputs by outputs.
+                turned = any(part in " ".join(tensors) for part in ("feed_forward.router.weight", ".experts.fc1."))
                 whole = value.transpose(1, 2) if turned else value
                 found = [one(each, matrix) for each, matrix in _apart(module, whole)]
                 result |= {part: tensor for parts, _ in found for part, tensor in parts.items()}
                 matrices = [matrix for _, matrix in found]
-                if module.endswith(("gate_up_proj", "input_linear")):
+                if module.endswith(BOTH):
                     matrices = [torch.cat(pair) for pair in zip(matrices[::2], matrices[1::2], strict=True)]
                 stacked = torch.stack(matrices)
                 numbers[name] = stacked.transpose(1, 2).contiguous() if turned else stacked
@@ -323,7 +328,7 @@ def _apart(module: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """An expert's matrices one by one, as quantising tools write them."""
     experts = module.rpartition(".")[0]
     experts = experts if experts.endswith("experts") else f"{experts}.experts"
-    if module.endswith(("gate_up_proj", "input_linear")):
+    if module.endswith(BOTH):
         return [
             (f"{experts}.{number}.{name}_proj", half)
             for number, both in enumerate(tensor)

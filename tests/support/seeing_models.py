@@ -93,6 +93,11 @@ KINDS: dict[str, dict[str, Any]] = {
         image_token_offset=480,
         audio_token_offset=496,
     ),
+    "aria": _seeing(
+        {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1, "pad_token_id": 0},
+        _EYES | {"model_type": "idefics3_vision"},
+        projector_patch_to_query_dict={4: 2},
+    ),
     "aya_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
     "cohere2_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
     "cohere_compass": _seeing(

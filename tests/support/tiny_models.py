@@ -813,6 +813,12 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 5, "intermediate_size": 40, "head_dim": 16, "rms_norm_eps": 1e-6, "sliding_window_pattern": 2}
         | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "tie_word_embeddings": False},
     ),
+    "aria": (
+        "aria_text",
+        LLAMA
+        | {"moe_num_experts": 5, "moe_topk": 3, "intermediate_size": 40, "moe_num_shared_experts": 3, "head_dim": 24}
+        | {"attention_bias": True, "mlp_bias": True, "pad_token_id": 0},
+    ),
     "llama4": (
         "llama4_text",
         MIXTURE
@@ -838,7 +844,9 @@ CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 
 def one_by_one(model: PreTrainedModel) -> None:
     """Experts in plain products: torch's grouped ones want sizes of a certain kind."""
-    if hasattr(model.config, "num_experts_per_tok") or getattr(model.config, "top_k_experts", None):
+    if any(hasattr(model.config, key) for key in ("num_experts_per_tok", "moe_topk")) or getattr(
+        model.config, "top_k_experts", None
+    ):
         model.set_experts_implementation("eager")
 
 

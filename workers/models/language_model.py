@@ -15,6 +15,7 @@ from outrider.workers.models.headers import quoted
 # By "model_type": what the language model is called where ``text_config`` does not say.
 SEEING = {
     "apertus1p5": "apertus1p5_text",
+    "aria": "aria_text",
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
     "cohere_compass": "cohere_compass_text",
@@ -51,7 +52,7 @@ SAME = {
 # Those whose experts' matrices may lie transposed (formats/experts.py).
 EITHER_WAY = ("qwen3_vl_moe",)
 # Those whose experts' matrices always do.
-TURNED = ("llama4", "llama4_text")
+TURNED = ("aria", "aria_text", "llama4", "llama4_text")
 # What transformers takes where a ``text_config`` does not say: it leaves out on saving what is as usual.
 NAMES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -61,6 +62,7 @@ USUAL: dict[str, dict[str, Any]] = {
     kind: dict(zip(NAMES, sizes, strict=True))
     for kind, sizes in {
         "cohere2": (256000, 8192, 22528, 40, 64, None, 8192),
+        "aria_text": (32000, 4096, 4096, 32, 32, None, 2048),
         "apertus1p5_text": (266752, 4096, 14336, 32, 32, None, 65536),
         "cohere_compass_text": (256000, 8192, 22528, 40, 64, None, 8192),
         "exaone4": (102400, 4096, 16384, 32, 32, 32, 2048),
@@ -115,7 +117,7 @@ PREFIXES = (
     ("language_model.lm_head.", "lm_head."),
 )
 # Whose head is not the embedding where nothing is said.
-UNTIED = ("apertus1p5", "llama4")
+UNTIED = ("apertus1p5", "aria", "llama4")
 PASSED_OVER = (
     *("vision_tokenizer.", "audio_tokenizer."),
     *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),

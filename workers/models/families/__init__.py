@@ -11,6 +11,7 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import (
     apertus,
+    aria,
     bamba,
     biogpt,
     bitnet,
@@ -63,6 +64,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "apertus": apertus.apertus,
     "apertus1p5_text": apertus.apertus1p5,
     "arcee": relu_squared.arcee,
+    "aria_text": aria.aria,
     "bamba": bamba.bamba,
     "biogpt": biogpt.biogpt,
     "axk1": latent.axk1,

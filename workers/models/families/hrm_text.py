@@ -1,4 +1,4 @@
-"""HRM-Text: two stacks of layers that a token goes through again and again, the slow one behind some turns of the fast one."""
+"""HRM-Text: two stacks of layers that a token goes through again and again, the slow one behind some turns of the other."""
 
 from __future__ import annotations
 

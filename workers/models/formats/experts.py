@@ -7,7 +7,7 @@ Builders ask for ``…mlp.experts.3.gate_proj.weight``. Checkpoints also have, i
   turn, and biases ``gate_up_proj_bias`` [experts, 2 ffn] and ``down_proj_bias`` [experts, hidden]; what has biases lies so
 - of Qwen3-VL ``gate_up_proj`` [experts, hidden, 2 ffn], gate columns before up columns, and ``down_proj`` [experts, ffn,
   hidden], or the first of these: the shapes tell, as they do for transformers
-- of Llama 4 as Qwen3-VL's, always
+- of Llama 4 as Qwen3-VL's, always; of Aria, too, as ``fc1.weight`` and ``fc2.weight``
 - gpt-oss' in MXFP4 (formats/mxfp4.py), rows as they are used, gate and up in turn
 
 Granite's makers have the first of these as ``input_linear.weight`` and ``output_linear.weight``, without ``.experts``.
@@ -29,7 +29,7 @@ NAME = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 
 
 # What tensors are called that hold gate and up.
-BOTH = ("gate_up_proj", "input_linear")
+BOTH = ("gate_up_proj", "input_linear", "experts.fc1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ def place_of(tensor: Tensor, entries: Mapping[str, Entry], turned: bool | None =
     joined = f"{experts}.{'down_proj' if kind == 'down' else 'gate_up_proj'}"
     if joined not in entries:
         granite = f"{experts.removesuffix('.experts')}.{'output' if kind == 'down' else 'input'}_linear.weight"
-        joined = granite if granite in entries else joined
+        aria = f"{experts}.fc{2 if kind == 'down' else 1}.weight"
+        joined = next((name for name in (granite, aria) if name in entries), joined)
     biased = f"{joined}_bias" in entries
     source = f"{joined}_bias" if part == "bias" else joined
     entry = entries.get(source)
