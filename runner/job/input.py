@@ -27,11 +27,11 @@ def open_input(
 ) -> Source | ArrowSource:
     """The input of a new job. What can be read only once is kept first; what a run that was killed has kept is used.
 
-    ``called`` is its name in messages, where that is not its path.
+    ``called`` is its name in messages where it is a server's upload.
     """
     if not piped.is_piped(path):
         check_input(path, split)
-        return _source(path, called, form, split)
+        return _source(path, called, form, split, linked=called is not None)
     if split is not None:
         raise UsageError(f"--split: {piped.called(path)} has no splits; leave it out")
     kept = directory / piped.KEPT
@@ -42,8 +42,8 @@ def open_input(
     return _source(kept, piped.called(path), form, None)
 
 
-def _source(path: Path, name: str | None, form: str, split: str | None) -> Source | ArrowSource:
-    lines = None if path.is_dir() else Source(path, name)
+def _source(path: Path, name: str | None, form: str, split: str | None, linked: bool = False) -> Source | ArrowSource:
+    lines = None if path.is_dir() else Source(path, name, linked)
     kind = kind_of(path, lines, form)
     if kind is not None:
         return ArrowSource(path, kind, name, split)

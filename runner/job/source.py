@@ -50,10 +50,14 @@ Stream: TypeAlias = "io.BufferedReader[Any]"
 
 
 class Source:
-    """An input file. ``name`` is how messages call it, and where its suffixes are read."""
+    """An input file. ``name`` is how messages call it, and where its suffixes are read.
 
-    def __init__(self, path: Path, name: str | None = None) -> None:
+    ``linked``: meanwhile it may get other names and lose some, as a server's uploads do, which nobody else writes.
+    """
+
+    def __init__(self, path: Path, name: str | None = None, linked: bool = False) -> None:
         self.path = path
+        self._linked = linked
         self.name = printable(path if name is None else name)
         named = Path(name or path.name)
         self._expected = SUFFIXES.get(named.suffix)
@@ -81,7 +85,7 @@ class Source:
                     while not line.endswith(b"\n") and (line := stream.readline(READ_AT_ONCE)):
                         pass
                     yield None
-                self._digest = raw.finished(self.path, self.name)
+                self._digest = raw.finished(self.path, self.name, self._linked)
         except EOFError:
             raise UsageError(f"{self.name}: the compressed data end in the middle; make the file anew") from None
         except (gzip.BadGzipFile, zlib.error, _DamagedError) as error:
@@ -131,7 +135,7 @@ class _Counted(io.RawIOBase):
             os.close(self._file)
         super().close()
 
-    def finished(self, path: Path, name: str) -> str:
+    def finished(self, path: Path, name: str, linked: bool) -> str:
         """The digest of all bytes, some of which a decompressor may have left."""
         while self.read(READ_AT_ONCE):
             pass
@@ -139,16 +143,17 @@ class _Counted(io.RawIOBase):
             same = os.path.samestat(self._before, path.stat())
         except FileNotFoundError:
             same = False
-        if not same or _state(os.fstat(self._file)) != _state(self._before) or self._count != self._before.st_size:
+        before, after = (_state(found, linked) for found in (self._before, os.fstat(self._file)))
+        if not same or before != after or self._count != self._before.st_size:
             raise UsageError(
                 f"{name} changed while it was read, so its rows may be of two files; run it again once it is finished"
             )
         return self._hash.hexdigest()
 
 
-def _state(found: os.stat_result) -> tuple[int, int, int]:
-    # Whoever writes can set back the time of the last write, but not that of the last change.
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _state(found: os.stat_result, linked: bool) -> tuple[int, int, int]:
+    # Whoever writes can set back the time of the last write, but not that of the last change, which is also that of a link.
+    return found.st_size, found.st_mtime_ns, 0 if linked else found.st_ctime_ns
 
 
 class _DamagedError(Exception):

@@ -120,7 +120,7 @@ def _admitted(asked: Message, line: Line, helper: TokenizerProcess) -> Message:
 
 def foreign_rows(path: Path, endpoint: str, model: str) -> Iterator[dict[str, Any]]:
     """Lines that are no rows of this batch, whatever their bodies ask for."""
-    for number, line in lines_of(Source(path, INPUT)):
+    for number, line in lines_of(Source(path, INPUT, linked=True)):
         if isinstance(line, BadRow):
             yield error_entry(line.code, line.message, number)
             continue

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -12,9 +14,12 @@ import pytest
 from serve_world import line
 from small_job import FakeTokenizerProcess
 
+from outrider.runner.job import prompts
 from outrider.runner.job.directory import JOURNAL
 from outrider.runner.job.journal import FAILED, Journal
+from outrider.runner.job.prompts import BadRow
 from outrider.runner.job.results import message_of
+from outrider.runner.job.source import Source
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.serve import admission_child
 from outrider.runner.serve.admission_child import MOST_ERRORS, Notes, _admitted
@@ -63,6 +68,24 @@ def test_what_is_no_row_refuses_all_of_it_before_anything_is_written(tmp_path: P
     refused = admitted(tmp_path, line("a") + bad + line("b", temperature=-1))["refused"]
     assert [each["line"] for each in refused] == [2]
     assert not (tmp_path / JOURNAL).exists()
+
+
+def test_another_batch_may_take_the_same_file_and_the_client_delete_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both change the time of the input's last change, once as it is looked through and once as it is admitted."""
+    read = admission_child.lines_of
+
+    def lines_of(source: Source) -> Iterator[tuple[int, bytes | BadRow]]:
+        for number, text in read(source):
+            time.sleep(0.011)  # more than what file systems tell apart
+            (tmp_path / "other").hardlink_to(source.path)
+            (tmp_path / "other").unlink()
+            yield number, text
+
+    monkeypatch.setattr(admission_child, "lines_of", lines_of)
+    monkeypatch.setattr(prompts, "lines_of", lines_of)
+    assert admitted(tmp_path, line("a") + line("b")) == {"admitted": 2}
 
 
 def test_the_first_errors_are_told(tmp_path: Path) -> None:

@@ -139,6 +139,16 @@ def test_a_line_longer_than_any_prompt_is_not_read_into_memory(
     assert list(Source(path).lines()) == [exact, None, None, b"last\n", None]
 
 
+def _link(path: Path) -> None:
+    path.with_name("further").hardlink_to(path)
+
+
+def _link_and_unlink(path: Path) -> None:
+    """As many names as before."""
+    _link(path)
+    path.with_name("further").unlink()
+
+
 def _append(path: Path) -> None:
     with path.open("ab") as stream:
         stream.write(b"one more\n")
@@ -176,3 +186,35 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change:
         for number, _ in enumerate(Source(path).lines()):
             if number == when:
                 change(path)
+
+
+@pytest.mark.parametrize("change", [_link, _link_and_unlink])
+def test_a_file_of_several_names_may_get_others_where_nobody_writes_it(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "in"
+    for linked in (False, True):
+        path.write_bytes(b"a line of this file that is read\n" * 100_000)
+        time.sleep(0.011)  # more than what file systems tell apart
+        lines = Source(path, linked=linked).lines()
+        next(lines)
+        change(path)
+        if linked:
+            assert len(list(lines)) == 99_999
+        else:
+            with pytest.raises(UsageError, match="in changed while it was read"):
+                list(lines)
+        path.unlink()
+        path.with_name("further").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("change", [_append, _write_over, _replace, _cut, Path.unlink])
+def test_what_is_written_is_seen_there_too(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(b"a line of this file that is read\n" * 100_000)
+    time.sleep(0.011)
+    lines = Source(path, linked=True).lines()
+    next(lines)
+    change(path)
+    with pytest.raises(UsageError, match="in changed while it was read"):
+        list(lines)
