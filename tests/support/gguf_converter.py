@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 Floats = NDArray[np.float32]
 Tensors = dict[str, Floats]
 ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
-EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
+EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "backbone.embeddings.weight")
 ENDINGS = (".weight", ".bias")
 # The package is older than these, and has their tensors in others.
 KNOWN_AS = {"cohere2moe": "exaone-moe", "hy_v3": "dots1", "mellum": "qwen3moe", "granite_swa": "granite"}
@@ -188,6 +188,66 @@ def granite(heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
                 found[name] = permuted(values, heads if "q_proj" in name else kv_heads)
             else:
                 found[name] = values
+        return found
+
+    return prepare
+
+
+def mamba(groups: int, before: Callable[[Tensors], Tensors] = lambda tensors: tensors) -> Callable[[Tensors], Tensors]:
+    """The exponential of A_log, and vectors as matrices: of a column, or of a row for each group."""
+
+    def prepare(tensors: Tensors) -> Tensors:
+        found: Tensors = {}
+        for name, values in flat_taps(before(tensors)).items():
+            if name.endswith(".A_log"):
+                values = -np.exp(values)[:, None]
+            elif name.endswith((".mamba.D", ".mixer.D")):
+                values = values[:, None]
+            elif name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
+                values = values.reshape(groups, -1)
+            if ".mixer.experts." in name:
+                name = name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
+            found[name.replace("dt_bias", "dt_proj.bias")] = values
+        return found
+
+    return prepare
+
+
+def granite_alone(heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
+    """Granite's layer that stands beside experts, where there are none."""
+
+    def prepare(tensors: Tensors) -> Tensors:
+        found = granite(heads, kv_heads)(tensors)
+        names = {name: name.replace("_shexp", "").replace("shared_mlp.output_linear", "mlp.down_proj") for name in found}
+        return {names[name]: values for name, values in found.items()}
+
+    return prepare
+
+
+def falcon_h1(config: Mapping[str, Any]) -> Callable[[Tensors], Tensors]:
+    """What its parts are multiplied by, multiplied into the matrices."""
+    inner, shared = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    widths = (inner, inner, shared, shared, config["mamba_n_heads"])
+    of_rows = np.repeat(config["ssm_multipliers"], widths) * config["ssm_in_multiplier"]
+    read, (gate, down) = config["attention_in_multiplier"], config["mlp_multipliers"]
+    factors: dict[str, Any] = {
+        "in_proj.weight": of_rows[:, None],
+        "mamba.out_proj.weight": config["ssm_out_multiplier"],
+        "q_proj.weight": read,
+        "k_proj.weight": read * config["key_multiplier"],
+        "v_proj.weight": read,
+        "o_proj.weight": config["attention_out_multiplier"],
+        "gate_proj.weight": gate,
+        "down_proj.weight": down,
+        "lm_head.weight": config["lm_head_multiplier"],
+        "embed_tokens.weight": config["embedding_multiplier"],
+    }
+
+    def prepare(tensors: Tensors) -> Tensors:
+        found = {}
+        for name, values in tensors.items():
+            factor = next((factor for ending, factor in factors.items() if name.endswith(ending)), 1.0)
+            found[name] = (values * factor).astype(np.float32)
         return found
 
     return prepare

@@ -10,7 +10,19 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_converter import Tensors, bailing_moe_2, convert, delta_nets, flat_taps, granite, granite_swa, hy_v3
+from gguf_converter import (
+    Tensors,
+    bailing_moe_2,
+    convert,
+    delta_nets,
+    falcon_h1,
+    flat_taps,
+    granite,
+    granite_alone,
+    granite_swa,
+    hy_v3,
+    mamba,
+)
 from gguf_models import mostly
 from native_models import logits, open_native
 from tiny_models import MIXTURES, TINY, tiny_model
@@ -50,6 +62,30 @@ DELTA = BASE | {
     "attention.recurrent_layers": [True, True, True, False],
     "full_attention_interval": 4,
 }
+EPSILON = {"attention.layer_norm_rms_epsilon": 1e-5}
+MAMBA_OF_GGUF = {
+    "ssm.conv_kernel": 3,
+    "ssm.state_size": 24,
+    "ssm.group_count": 1,
+    "ssm.time_step_rank": 8,
+    "ssm.inner_size": 384,
+}
+# As llama.cpp wants it of Granite.
+TWICE_AS_WIDE = {"mamba_expand": 2, "mamba_n_heads": 12, "mamba_d_head": 16}
+OF_GRANITE = (
+    BASE
+    | MAMBA_OF_GGUF
+    | {"ssm.inner_size": 192, "ssm.time_step_rank": 12}
+    | {"feed_forward_length": 56, "rope.scaling.finetuned": False, "attention.scale": 0.11, "residual_scale": 0.4}
+)
+OF_NEMOTRON = (
+    BASE
+    | MAMBA_OF_GGUF
+    | HEADS_OF_24
+    | EPSILON
+    | {"attention.layer_norm_epsilon": 1e-5}
+    | {"ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.inner_size": 128, "rope.scaling.finetuned": False}
+)
 SHORT_FACTORS = [1.0 + 0.0625 * pair for pair in range(8)]
 OF_DELTA = (TINY | MIXTURES)["qwen3-next"][1]
 
@@ -541,6 +577,62 @@ CASES = {
         {"conv_bias": False, "routed_scaling_factor": 1.0},
         flat_taps,
     ),
+    "granitehybrid": Case(
+        "granite-mamba",
+        "granitehybrid",
+        OF_GRANITE
+        | {"block_count": 3, "attention.head_count_kv": [0, 2, 0], "ssm.group_count": 4}
+        | {"embedding_scale": 3.0},
+        TWICE_AS_WIDE | {"mamba_proj_bias": False},
+        mamba(4, granite_alone(6, 2)),
+        exact=False,
+    ),
+    "granitehybrid-moe": Case(
+        "granite-moe-mamba",
+        "granitehybrid",
+        OF_GRANITE
+        | {"attention.head_count_kv": [0, 2], "feed_forward_length": 40, "expert_count": 5, "expert_used_count": 2}
+        | {"expert_shared_feed_forward_length": 56},
+        TWICE_AS_WIDE,
+        mamba(1, granite(6, 2)),
+        exact=False,
+    ),
+    "falcon-h1": Case(
+        "falcon-h1-gated",
+        "falcon-h1",
+        BASE | MAMBA_OF_GGUF | {"attention.layer_norm_rms_epsilon": 1e-5},
+        {},
+        mamba(1),
+        exact=False,
+    ),
+    "falcon-h1-scaled": Case(
+        "falcon-h1",
+        "falcon-h1",
+        BASE | HEADS_OF_24 | MAMBA_OF_GGUF | {"ssm.inner_size": 128, "ssm.group_count": 2} | EPSILON,
+        {"mamba_rms_norm": False},
+        mamba(2, falcon_h1(TINY["falcon-h1"][1])),
+        exact=False,
+    ),
+    "nemotron_h": Case(
+        "nemotron-h",
+        "nemotron_h",
+        OF_NEMOTRON | {"block_count": 4, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 208, 0, 0]},
+        {"use_bias": False},
+        mamba(2),
+        exact=False,
+    ),
+    "nemotron_h_moe": Case(
+        "nemotron-h-moe",
+        "nemotron_h_moe",
+        OF_NEMOTRON
+        | {"block_count": 3, "attention.head_count_kv": [0, 0, 2], "feed_forward_length": [0, 40, 0], "expert_count": 6}
+        | {"expert_used_count": 3, "expert_feed_forward_length": 40, "expert_shared_feed_forward_length": 56}
+        | {"expert_shared_count": 1, "expert_weights_norm": True, "expert_group_count": 1, "expert_weights_scale": 1.5}
+        | {"moe_latent_size": 48},
+        {"n_group": 1, "layers_block_type": ["linear_attention", "moe", "full_attention"]},
+        mamba(2),
+        exact=False,
+    ),
     "qwen3next": Case(
         "qwen3-next",
         "qwen3next",
@@ -736,6 +828,33 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "qwen35",
         {"attention.recurrent_layers": None, "full_attention_interval": 0},
         "'qwen35.full_attention_interval': 0, which",
+    ),
+    "Mamba in every layer": (
+        "granitehybrid",
+        {"attention.head_count_kv": [0, 0, 0]},
+        "'granitehybrid.attention.head_count_kv'",
+    ),
+    "attention in every layer": (
+        "granitehybrid",
+        {"attention.head_count_kv": [2, 2, 2]},
+        "'granitehybrid.attention.head_count_kv'",
+    ),
+    "rope beside Mamba": (
+        "granitehybrid",
+        {"rope.scaling.finetuned": True},
+        "'granitehybrid.rope.scaling.finetuned': True",
+    ),
+    "heads of Mamba that do not divide": ("falcon-h1", {"ssm.time_step_rank": 7}, "has 7 heads of Mamba 2 for 384 columns"),
+    "a width that is no multiple": ("granitehybrid", {"ssm.inner_size": 240}, "has Mamba 2 of 240 columns beside 96"),
+    "widths of several kinds": (
+        "nemotron_h",
+        {"feed_forward_length": [0, 208, 0, 40]},
+        "'nemotron_h.feed_forward_length'",
+    ),
+    "groups of Nemotron's experts": (
+        "nemotron_h_moe",
+        {"expert_group_count": 2},
+        "'nemotron_h_moe.expert_group_count': 2, which",
     ),
     "heads that do not divide": ("qwen35moe", {"ssm.group_count": 3}, "a delta net of 3 heads of keys and 4 of values"),
     "different heads of keys": ("lfm2moe", {"attention.head_count_kv": [0, 2, 0, 1]}, "'lfm2moe.attention.head_count_kv'"),

@@ -243,11 +243,14 @@ def _granite_style(config: Config, sizes: Sizes, shared: int) -> Style:
 
 def _granite_experts(config: Config, sizes: Sizes, shared: int, scale: float) -> Mixer:
     function, names = activation(config, "hidden_act", "silu"), ("input_linear", "input_linear", "output_linear")
-    if not config.flag("fused_projections", True):  # in GGUF files
+    fused = config.flag("fused_projections", True)
+    if not fused:  # in GGUF files
         names = ("gate_proj", "up_proj", "down_proj")
     if shared and config.get("num_local_experts") == 0:
         config.get("num_experts_per_tok")
-        layer = Experts(0, 0, 0, function, AMONG_CHOSEN, sparse=lambda layer: False, prefix="shared_mlp.")
+        # In GGUF files this one, which stands alone, has the usual name.
+        prefix = "shared_mlp." if fused else "mlp."
+        layer = Experts(0, 0, 0, function, AMONG_CHOSEN, sparse=lambda layer: False, prefix=prefix)
         return mixture(replace(sizes, ffn=shared), replace(layer, dense_names=names, dense_scale=scale))
     count = number_of_experts(config, 8)
     experts = Experts(

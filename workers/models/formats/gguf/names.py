@@ -12,7 +12,7 @@ from outrider.workers.models.formats.gguf.blocks import BY_NAME
 from outrider.workers.models.headers import Entry
 
 BLOCK = re.compile(r"blk\.(\d+)\.")
-EXPERT = re.compile(r"(?:(?:mlp|feed_forward|block_sparse_moe)\.)?experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+EXPERT = re.compile(r"(?:(?:mlp|feed_forward|block_sparse_moe|mixer)\.)?experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 # A layer's experts lie together, and so do norms of its heads.
 HEAD_NORM = re.compile(r"self_attn\.[qk]_layernorm\.norms\.(\d+)\.weight")
 TOGETHER_QKV = re.compile(r"(blk\.\d+)\.attn_qkv\.(weight|bias)")
@@ -26,10 +26,12 @@ GATE_OR_UP = re.compile(r"ffn_(?:gate|up)_exps(?=\.weight)")
 OF_HEADS = re.compile(r"blk\.\d+\.attn_[kv]_b\.weight")
 # Of Gemma 3n a matrix for each stream but the first.
 OF_STREAMS = re.compile(r"altup_(?:unembd_)?proj\.weight")
-# A vector here, and a matrix of one row to families; then the other way round; and taps that families have in three
-# dimensions.
+# A vector here, and a matrix of one row to families; then the other way round, and matrices of one column, or of a row for
+# each group, that are vectors; and taps that families have in three dimensions.
 SHARED_GATE = "ffn_gate_inp_shexp.weight"
 CORRECTIONS = "exp_probs_b.bias"
+COLUMNS = (".ssm_a", ".ssm_d")
+OF_GROUPS = "ssm_norm.weight"
 TAPS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
@@ -120,8 +122,10 @@ def _family_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (1, *shape)
     if name.endswith(CORRECTIONS) and len(shape) == 2 and shape[0] == 1:
         return shape[1:]
-    if NORMS.fullmatch(name) and len(shape) == 2:
+    if (NORMS.fullmatch(name) or name.endswith(OF_GROUPS)) and len(shape) == 2:
         return (prod(shape),)
+    if name.endswith(COLUMNS) and len(shape) == 2 and shape[1] == 1:
+        return shape[:1]
     if name.endswith(TAPS) and len(shape) == 2:
         return (shape[0], 1, shape[1])
     return shape

@@ -19,6 +19,7 @@ from outrider.workers.models.formats.gguf.architectures import (
     layer_norms,
     lfm2,
     llama,
+    mamba2,
     mixtures,
     olmo,
     phi,
@@ -51,6 +52,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **delta_nets.ARCHITECTURES,
     **cohere_moe.ARCHITECTURES,
     **lfm2.ARCHITECTURES,
+    **mamba2.ARCHITECTURES,
     **seeing.ARCHITECTURES,
 }
 

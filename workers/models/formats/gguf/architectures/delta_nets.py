@@ -143,7 +143,8 @@ def _columns(config: Values, part: str, columns: int) -> NDArray[np.int64] | Non
     return np.argsort(_heads(config, config["linear_value_head_dim"]))
 
 
-def _a_log(values: Floats) -> Floats:
+def a_log(values: Floats) -> Floats:
+    """Of its exponential, negated."""
     if not (np.isfinite(values) & (values < 0.0)).all():
         raise ValueError("not all are below 0")
     found: Floats = arithmetic.log(-values.astype(np.float64)).astype(np.float32)
@@ -151,7 +152,7 @@ def _a_log(values: Floats) -> Floats:
 
 
 NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm", "model.norm")
-CHANGES = dict.fromkeys(NORMS, less_one) | {"linear_attn.A_log": _a_log}
+CHANGES = dict.fromkeys(NORMS, less_one) | {"linear_attn.A_log": a_log}
 KNOWN_OF_NETS = KNOWN | OF_DELTA_NETS
 ARCHITECTURES = {
     "qwen3next": Architecture(_qwen3_next, KNOWN_OF_NETS | OF_EXPERTS, parts=PARTS | SPARSE, changes=CHANGES),
