@@ -415,6 +415,21 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_key_value_heads": 6, "head_dim": 16, "num_hidden_layers": 1, "H_cycles": 3, "L_cycles": 1}
         | {"initializer_range": 0.5, "prefix_lm": False, "hidden_act": "gelu"},
     ),
+    "olmo-hybrid": (
+        "olmo_hybrid",
+        # transformers 5.24 saves the three convolutions in equal parts, however wide they are.
+        DELTA
+        | {"linear_allow_neg_eigval": False, "pad_token_id": 0, "attention_bias": True}
+        | {"linear_num_key_heads": 4, "linear_key_head_dim": 32},
+    ),
+    "olmo-hybrid-open": (
+        "olmo_hybrid",
+        DELTA
+        | {"linear_allow_neg_eigval": False, "pad_token_id": 0, "num_hidden_layers": 2, "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "linear_conv_kernel_dim": 3}
+        | {"linear_num_key_heads": None, "linear_num_value_heads": None, "linear_key_head_dim": 16}
+        | {"linear_value_head_dim": 16},
+    ),
     "qwen3-5": ("qwen3_5_text", DELTA | {"rope_parameters": MROPE}),
     "bigcode": ("gpt_bigcode", BIGCODE),
     "bigcode-mha": ("gpt_bigcode", BIGCODE | {"multi_query": False, "scale_attn_weights": False}),
@@ -837,7 +852,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 # Whose layers are of several kinds, some with a state.
-OF_SEVERAL_KINDS = ("lfm2", "lfm3", "qwen3-5", "bamba", "falcon-h1", "granite-mamba", "nemotron-h")
+OF_SEVERAL_KINDS = ("lfm2", "lfm3", "olmo-hybrid", "qwen3-5", "bamba", "falcon-h1", "granite-mamba", "nemotron-h")
 # Of a router, for the choice alone: buffers that are zero where nobody trained them.
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 

@@ -154,6 +154,43 @@ def test_a_x_k1_s_checkpoint_has_norms_for_nothing_and_no_corrections(tmp_path: 
     check_weights(str(path), "native")
 
 
+def test_olmo_hybrid_s_convolutions_are_as_wide_as_what_they_read(tmp_path: Path) -> None:
+    """As published: those of values are twice as wide, and wider still with heads of values that share those of keys."""
+    sizes: dict[str, Any] = {"linear_num_key_heads": 2, "linear_key_head_dim": 24, "linear_value_head_dim": None}
+    tiny_model("olmo-hybrid", **sizes).save_pretrained(tmp_path)
+    names = [f"model.layers.0.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+
+    def published(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = dict(tensors)
+        for layer in range(3):
+            each = [name.replace(".0.", f".{layer}.") for name in names]
+            taps = torch.cat([tensors[name] for name in each])
+            assert len(taps) == 2 * 48 + 4 * 48
+            found |= dict(zip(each, taps.split((48, 48, 192)), strict=True))
+        return found
+
+    with pytest.raises(ModelError, match=r"q_conv1d.weight. has shape \(96, 1, 4\), config.json asks for \(48, 1, 4\)"):
+        open_native(tmp_path, "fp32")
+    rewritten(tmp_path, published)
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(tmp_path).eval()(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
+    found = logits(open_native(tmp_path, "fp32"))
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"linear_allow_neg_eigval": True}, '"linear_allow_neg_eigval": true; the hf engine does'),
+        ({"layer_types": ["linear_attention"] * 4}, 'cannot follow "layer_types"'),
+        ({"rope_parameters": {"rope_theta": 500.0, "rope_type": "longrope"}}, "does not know the rope type 'longrope'"),
+    ],
+)
+def test_what_olmo_hybrid_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("olmo-hybrid") | change, Format.BF16)
+
+
 def test_mimo_s_window_by_its_makers_count() -> None:
     config = said_by_transformers("mimo-v2-flash")
     theirs = {key: value for key, value in config.items() if key != "sliding_window"} | {"sliding_window_size": 6}

@@ -58,6 +58,7 @@ DENSE = (
     "lfm2",
     "lfm3",
     "hrm-text",
+    "olmo-hybrid",
 )
 # gpt-oss' experts have biases and lie inputs by outputs, as nothing but its own MXFP4 has them; DBRX's lie in one matrix.
 FAMILIES = [name for name in MIXTURES if not name.startswith(("gpt-oss", "dbrx"))] + list(DENSE)

@@ -80,7 +80,8 @@ Mixer = Callable[[Builder, Slice, int, Slice | None], Slice]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Where the families differ. Of ``windows`` and ``ropes`` there is one for each layer: 0 is no window, None no rope.
+    """Where the families differ. Of ``windows`` and ``ropes`` there is one for each layer: 0 is no window, None no rope; of
+    ``norms`` there may be.
 
     ``fused``: queries, keys and values are one tensor; ``fused_gate``: so are gate and up. ``paired``: rope turns
     neighbouring columns. ``first_norm`` names the norm before the attention, ``second_norm`` that before the gated layer,
@@ -98,7 +99,7 @@ class Style:
     fused: bool = False
     fused_gate: bool = False
     paired: bool = False
-    norms: Norms = Norms.BEFORE
+    norms: Norms | Sequence[Norms] = Norms.BEFORE
     first_norm: str = "input_layernorm"
     second_norm: str = ""
     norms_behind: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -139,15 +140,16 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
         gain = weight if style.weightless is None else None
         return builder.norm(y, gain, kind=kind, epsilon=sizes.epsilon, residual=residual)
 
-    before, behind = style.norms is not Norms.BEHIND, style.norms is not Norms.BEFORE
-    # Before the gated layer stands what Llama's names say, unless a norm behind the attention has that name.
-    second = style.second_norm or ("pre_feedforward_layernorm" if behind else "post_attention_layernorm")
+    each = [style.norms] * sizes.layers if isinstance(style.norms, Norms) else style.norms
     behind_attention, behind_mixer = style.norms_behind
     if style.embedding_norm:
         x = norm(x, Tensor("model.embedding_norm.weight", (sizes.hidden,)))
     for layer in range(sizes.layers):
         builder.layer_input(layer, x)
         block = Linear(f"model.layers.{layer}.")
+        before, behind = each[layer] is not Norms.BEHIND, each[layer] is not Norms.BEFORE
+        # Before the gated layer stands what Llama's names say, unless a norm behind the attention has that name.
+        second = style.second_norm or ("pre_feedforward_layernorm" if behind else "post_attention_layernorm")
         vector = [block.vector(name, sizes.hidden, style.plus) for name in (style.first_norm, second)]
         h = norm(x, vector[0]) if before else x
         residual = None if behind else x

@@ -19,6 +19,8 @@ OTHERS = (
     (".self_attn.k_norm.", ".attention.key_layernorm."),
     (".self_attn.o_proj.", ".attention.dense."),
     (".self_attn.gate_proj.", ".self_attn.g_proj."),  # LFM3
+    (".input_layernorm.", ".attention_layer_norm."),  # OLMo Hybrid
+    (".post_attention_layernorm.", ".feedforward_layer_norm."),
     (".mlp.gate.weight", ".mlp.router.gate.weight"),  # Hy3
     (".mlp.e_score_correction_bias", ".mlp.expert_bias"),
     (".mlp.shared_experts.", ".mlp.shared_mlp."),
