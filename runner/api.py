@@ -1,7 +1,7 @@
 """The Python interface: ``outrider.run`` and ``outrider.open``, and the ``Job`` that both give.
 
-A job runs in a process of its own, by the functions that the command line stands on too. So nothing of the caller's is
-taken: no signal, no terminal, no Ray of its own, and no ``if __name__ == "__main__"`` is needed.
+A job runs in a process of its own, by the same functions as from the command line. So it does not touch the caller's
+signals, terminal or Ray, and the caller needs no ``if __name__ == "__main__"``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DRAINING = "finishing the rows under way; interrupt again to stop at once (eithe
 
 
 class Job:
-    """A job's directory: what came of its rows so far; and, where this program runs it, the process that does.
+    """A job: its directory with the results so far and, if this program started it, its process.
 
     ``outrider.run`` and ``outrider.open`` make one.
     """
@@ -51,17 +51,17 @@ class Job:
             if status == "starting":
                 return f"Job({str(self.directory)!r}, {status})"
             counts = self._counts()
-        except OutriderError as error:  # a notebook shows a job whatever has become of it
+        except OutriderError as error:  # a notebook shows the repr, also of a job whose journal is damaged
             return f"Job({str(self.directory)!r}: {error})"
         ended = f"{counts.done:,} done, {counts.failed:,} failed"
         return f"Job({str(self.directory)!r}, {status}: {counted(counts.rows, 'row')}, {ended})"
 
     @property
     def status(self) -> str:
-        """``starting`` (no row is accepted yet), ``running``, ``done`` (all rows have ended), or ``stopped`` before."""
+        """``starting`` (no row is accepted yet), ``running``, ``done`` (all rows have ended) or ``stopped`` (not all)."""
         from outrider.runner.job.directory import is_job
 
-        # Where this program's own process has ended, another may have gone on with the job.
+        # Another process may have resumed the job since this program's own process ended.
         running = self._own_runs or self._is_held
         if not is_job(self.directory):
             return "starting" if running else "stopped"
@@ -77,13 +77,13 @@ class Job:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the job had to say: what of a model is run otherwise than one may think, who died and came back."""
+        """The job's messages: settings of a model that are not followed, actors that died and were restarted, and so on."""
         if self._process is not None:
             self._process.follow(self._tell, seconds=0.0)
         return tuple(self._notes)
 
     def results(self) -> Iterator[Record]:
-        """The rows with answers, in input order, also while the job runs. To be read in the thread that begins to."""
+        """The rows with answers, in input order, also while the job runs. Use the iterator in one thread only."""
         from outrider.runner.job import records
 
         if not self._is_starting:
@@ -123,17 +123,17 @@ class Job:
         return self._write_table(path, DATASET)
 
     def report(self) -> Path:
-        """Write the job in pictures to its report.html."""
+        """Write report.html, the job in charts, and return its path."""
         from outrider.runner.report.report import report_of
 
         self._check_there()
         return report_of(self.directory)[0]
 
     def wait(self, timeout: float | None = None) -> Job:
-        """Until the job has ended; a ``TimeoutError`` where that takes longer than ``timeout`` seconds.
+        """Wait until the job has ended; raise ``TimeoutError`` if that takes longer than ``timeout`` seconds.
 
-        Where it could not run, that is raised as the sentence that the command line would print. A ``KeyboardInterrupt``
-        lets the rows under way end and goes on when they have; another one meanwhile stops the job at once.
+        A job that could not run raises the error that the command line would print. A ``KeyboardInterrupt`` drains the job
+        and is raised once the rows in progress have ended; a second one stops the job at once.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._process is not None:
@@ -145,7 +145,7 @@ class Job:
         return self
 
     def cancel(self) -> Job:
-        """Let the rows under way end, and stop: ``outrider.run`` on the same directory goes on with the others."""
+        """Let the rows in progress end, and stop. ``outrider.run`` on the same directory resumes the job."""
         if self._process is not None and self._process.running:
             self._process.drain()
             self._wait_for_own(self._process, None)
@@ -160,12 +160,12 @@ class Job:
         return self if self._process is None else self.wait()
 
     def retry(self, *, wait: bool = True, progress: bool | None = None, **options: Unpack[RunArguments]) -> Job:
-        """Run the rows that failed again, as the job was run; options given here come first, and ``out`` is the job's."""
+        """Run the failed rows again with the job's options; those given here take precedence."""
         from outrider.runner.retry import retry_spec
 
         self._check_there()
-        job = Job(self.directory, JobProcess(retry_spec(self.directory, _texts_of(options)), again=True), progress)
-        return job._to_its_end() if wait else job
+        job = Job(self.directory, JobProcess(retry_spec(self.directory, _texts_of(options)), retry_failed=True), progress)
+        return job._wait_or_drain() if wait else job
 
     def _write_table(self, path: str | os.PathLike[str], form: str) -> Path:
         from outrider.runner.job.tables import format_of, write_table
@@ -187,7 +187,7 @@ class Job:
         return open_job(self.directory)
 
     def _check_there(self) -> None:
-        """What is starting, or ended before, has left no directory that could be said to be none of a job."""
+        """Refuse a job without a journal: it is starting, or it ended before its input was accepted."""
         from outrider.runner.job.directory import is_job
 
         if self._is_starting:
@@ -200,7 +200,8 @@ class Job:
 
     @property
     def _is_starting(self) -> bool:
-        """Whether this program's own process, asked first, has not come so far."""
+        """Whether this program's own process runs and has no journal yet."""
+        # The order matters: the process may make the journal in between.
         from outrider.runner.job.directory import is_job
 
         return self._own_runs and not is_job(self.directory)
@@ -222,8 +223,8 @@ class Job:
             process.follow(self._tell)
         self._progress.end()
 
-    def _to_its_end(self) -> Job:
-        """Of a call that makes no job where it raises: nobody could stop what went on, so that it lets its rows end."""
+    def _wait_or_drain(self) -> Job:
+        """Wait; if that raises, drain the job, since the caller then gets no ``Job`` by which to stop it."""
         try:
             return self.wait()
         except BaseException:
@@ -244,7 +245,7 @@ class Job:
 
     @property
     def _is_held(self) -> bool:
-        """Whether any process runs the job, be it this program's own or another's."""
+        """Whether any process runs the job, this program's own or another."""
         from outrider.runner.job.lock import is_held
 
         return bool(is_held(self.directory))
@@ -264,14 +265,14 @@ def run(
 ) -> Job:
     """Run a batch job, or resume it: the same call on the same job directory does only what is missing.
 
-    ``input`` is a path, or rows: prompts, or dicts as they would stand in a line of a file. Rows are kept in the job's
-    directory, which, where ``out`` names none, is called after what they hold. With ``wait=False`` the job goes on beside
-    the program; when the program ends first, or is killed, the rows under way end, and the job can be resumed.
-    ``progress`` is shown at terminals and in notebooks unless it is said otherwise. ``config`` is a YAML file of options;
-    those given here come first.
+    ``input`` is a path, or rows: prompts, or dicts like the lines of an input file. Rows are kept in the job's directory;
+    without ``out`` it is named after a digest of the rows. With ``wait=False`` the job runs beside the program; if the
+    program ends first, or is killed, the rows in progress end, and the job can be resumed. ``progress`` is shown at
+    terminals and in notebooks, unless it is True or False. ``config`` is a YAML file of options; those given here take
+    precedence.
 
-    A refusal raises ``outrider.OutriderError``: the sentence that the command line would print, and its
-    ``exit_code``. Rows that fail are no exception: they are in ``errors()``.
+    A refusal raises ``outrider.OutriderError`` with the sentence that the command line would print and its
+    ``exit_code``. Rows that fail raise nothing: they are in ``errors()``.
     """
     from outrider.runner.job.directory import default_directory
     from outrider.runner.job.row_lines import write_lines
@@ -281,14 +282,14 @@ def run(
         source = _path(input) if has_path else Path(f"/dev/fd/{kept.fileno()}")
         given: dict[str, Any] = {**_texts_of(options), "input": source}
         own: Set[str] = frozenset() if has_path else {"input"}
-        # Before the rows, which may take long to make.
+        # Options are checked before the rows are taken, since an iterable of rows may take long.
         spec = build_options(JobSpec, given, None if config is None else _path_of(config), own)
         if not has_path:
             _check_format(spec)
-            spec = _of_rows(spec, write_lines(input, kept, spec.skip_bad))
+            spec = _with_directory_of_rows(spec, write_lines(input, kept, spec.skip_bad))
         directory = Path.cwd() / (spec.out or default_directory(spec.input))
         job = Job(directory, JobProcess(spec, None if has_path else kept), progress)
-    return job._to_its_end() if wait else job
+    return job._wait_or_drain() if wait else job
 
 
 def _text_of(path: str | os.PathLike[str]) -> str:
@@ -299,7 +300,7 @@ def _text_of(path: str | os.PathLike[str]) -> str:
 
 
 def _path_of(path: str | os.PathLike[str]) -> Path:
-    """Of a path that is no option, which would be looked at with the others."""
+    """A path that is not an option of ``JobSpec``, and so is not checked with the options."""
     text = _text_of(path)
     if "\0" in text:
         raise UsageError(f"a path holds no NUL, got {shown(text)}")
@@ -307,7 +308,7 @@ def _path_of(path: str | os.PathLike[str]) -> Path:
 
 
 def _texts_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as the command line gets them: paths as texts, whose ~ is read."""
+    """The options with paths as text, as the command line has them, and ~ expanded."""
     paths = {name for name, field in JobSpec.model_fields.items() if takes_path(field)}
     return {
         name: _text_of(value) if isinstance(value, os.PathLike) or (name in paths and isinstance(value, str)) else value
@@ -329,13 +330,13 @@ def _check_format(spec: JobSpec) -> None:
         raise UsageError(f"--format: rows are written as lines of JSON, so that {spec.format} is no choice; leave it out")
 
 
-def _of_rows(spec: JobSpec, digest: str) -> JobSpec:
-    """The same rows are the same job, wherever they stand in a program."""
+def _with_directory_of_rows(spec: JobSpec, digest: str) -> JobSpec:
+    """Without ``out``, name the directory after the rows, so that the same rows resume the same job."""
     return spec if spec.out is not None else spec.model_copy(update={"out": Path(f"rows-{digest[:8]}-job")})
 
 
 def open(directory: str | os.PathLike[str]) -> Job:
-    """The job in this directory, whoever runs it or has run it."""
+    """The job in this directory, whichever process runs it or has run it."""
     from outrider.runner.job.directory import open_job
 
     path = Path.cwd() / _path_of(directory)
@@ -344,7 +345,7 @@ def open(directory: str | os.PathLike[str]) -> Job:
 
 
 def _describe_run() -> None:
-    """For ``help`` and notebooks: every option by its name, and what it says of itself."""
+    """Give ``run`` a signature and docstring with every option and its help, for ``help`` and notebooks."""
     types = get_type_hints(RunArguments)
     named = list(inspect.signature(run).parameters.values())[:-1]
     lines = [inspect.getdoc(run) or ""]

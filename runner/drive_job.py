@@ -1,4 +1,4 @@
-"""A prepared job is run: its hosts, the driver on them, Ctrl-C, and what is written whatever stops it."""
+"""Run a prepared job: find its hosts, run the driver, drain on Ctrl-C, and write the outputs whatever stops it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider.runner.options.job import JobSpec
 from outrider.runner.options.option import flag_of
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.prepare_job import MODEL_NAME, PreparedJob
-from outrider.runner.process_exit import end_signals, is_told_twice
+from outrider.runner.process_exit import end_signals, is_repeated_signal
 from outrider.runner.report import statistics
 from outrider.runner.report.display import Watcher
 from outrider.runner.report.report import write_report
@@ -30,7 +30,7 @@ from outrider.runner.report.summary import summarize
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.errors import OutriderError, RayLostError, UsageError
 
-# What is asked for and not done where no row is left.
+# Options without effect when no row is left to run.
 _UNUSED = {
     "trace": "there is nothing to trace",
     "address": "no cluster is joined",
@@ -40,22 +40,22 @@ _UNUSED = {
 
 @contextmanager
 def _hosts(spec: JobSpec, prepared: PreparedJob, display: Watcher) -> Iterator[tuple[Hosts, list[ReplicaPlan]]]:
-    """Where the job is to run, and its first replicas there."""
+    """The hosts that the job runs on, and the plans of its first replicas."""
     replica_template, sizes = prepared.replica_template, prepared.sizes
     request_for_cores = partial(placement_request_of, spec, replica_template.movable)
     if spec.address is None:
         options = (spec.wait_for_cores, display.say, spec.metrics_port, spec.start_deadline)
         with ExitStack() as stack:
             try:
-                here = stack.enter_context(local_host(replica_template, sizes, request_for_cores, *options))
+                host_and_plans = stack.enter_context(local_host(replica_template, sizes, request_for_cores, *options))
             except RayLostError as lost:
                 check_worth_another(prepared.journal, lost, ours=True)
                 raise
-            yield here
+            yield host_and_plans
         return
     if spec.metrics_port is not None:
         raise UsageError("--metrics-port is for a Ray of the job's own; a cluster has its metrics where it was started")
-    # Other hosts have other working directories.
+    # Absolute paths, since the working directory differs between hosts.
     models = {absolute_model(model_info.name): (model_info.path, model_info.digest) for model_info in prepared.model_infos}
     kept = (prepared.journal.meta("numeric_path") or {}).get("instruction_set")
     with joined_ray(spec.address) as head:
@@ -63,12 +63,12 @@ def _hosts(spec: JobSpec, prepared: PreparedJob, display: Watcher) -> Iterator[t
         from outrider.runner.hosts.cluster import ClusterHosts, cluster
 
         hosts = ClusterHosts(replica_template, sizes, spec.replicas, request_for_cores, models, kept, display.say, head)
-        with cluster(hosts, spec.wait_for_cores) as there:
-            yield there
+        with cluster(hosts, spec.wait_for_cores) as hosts_and_plans:
+            yield hosts_and_plans
 
 
 def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watcher) -> dict[str, Any]:
-    """Until all rows have ended or it is asked to stop; what is to stand in job.json."""
+    """Run until all rows have ended or a stop is asked for; returns what job.json is to say of it."""
     journal = prepared.journal
 
     def agree_on_path(path: dict[str, str]) -> None:
@@ -81,7 +81,7 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
     counts = journal.counts()
     interrupted = False
     if counts.pending:
-        # Rows of a job that has not run yet may have failed, too: those that were wrong in the input.
+        # Failed rows alone do not mean that the job has run: rows that are wrong in the input fail at admission.
         if journal.meta("numeric_path") is not None and (counts.done or counts.failed):
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counted(counts.rows, 'row')} ended")
         trace = TraceFile(spec.trace)
@@ -91,7 +91,7 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
             driver = Driver(
                 journal,
                 plans,
-                # A job of an older outrider does not know it.
+                # A job of an older outrider lacks the key.
                 journal.meta(MODEL_NAME) or spec.model,
                 spec.start_deadline,
                 agree_on_path,
@@ -100,12 +100,12 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
                 trace,
                 spec.wait_for_cores,
             )
-            with _in_the_end(
+            with _always_afterwards(
                 display.say,
                 lambda: _close(trace, display),
-                # What is done can be read.
+                # Also after an error, so that the rows that are done can be read.
                 lambda: write_results(journal, directory),
-                lambda: describe(directory, journal, _told(driver)),
+                lambda: describe(directory, journal, _run_details(driver)),
                 lambda: write_report(journal, directory, running=False),
             ):
                 try:
@@ -128,16 +128,16 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
         "summary": summarize(journal),
         "over_time": statistics.over_time(journal.meta(statistics.KEY)),
         "interrupted": interrupted,
-        # Where no target was up there is none yet.
+        # Unknown as long as no target has come up.
         "numeric_path": journal.meta("numeric_path") or {},
     }
 
 
 @contextmanager
-def _in_the_end(say: Callable[[str], None], *steps: Callable[[], object]) -> Iterator[None]:
-    """Take these steps, whatever ends what is done within.
+def _always_afterwards(say: Callable[[str], None], *steps: Callable[[], object]) -> Iterator[None]:
+    """Take these steps after the block, also when it raises.
 
-    Where an error ends it, that one is the user's, and steps that fail by the same full disk are only told.
+    The block's own error is the one that is raised: a step that fails after it (often by the same full disk) is a note.
     """
     try:
         yield
@@ -157,27 +157,31 @@ def _close(trace: TraceFile, display: Watcher) -> None:
         display.say(f"trace: {said}")
 
 
-def _told(driver: Any) -> dict[str, Any]:
+def _run_details(driver: Any) -> dict[str, Any]:
     """What job.json says of how the replicas ran."""
     record = driver.record
-    told = {"pinning": list(record.pinned.values()), "layouts": record.layouts}
-    return told | {"costs": record.costs, "rows_by_host": dict(record.rows_by_host)}
+    return {
+        "pinning": list(record.pinned.values()),
+        "layouts": record.layouts,
+        "costs": record.costs,
+        "rows_by_host": dict(record.rows_by_host),
+    }
 
 
 @contextmanager
 def _draining_on_signals(driver: Any, display: Watcher) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) drains, the second stops at once.
+    """The first Ctrl-C, SIGTERM or SIGHUP drains the job, a second Ctrl-C or SIGTERM stops it at once.
 
-    So does a terminal that closes, but that is no second one: the kernel and the shell may both tell of it, and whoever has
-    asked the job to end may leave.
+    SIGHUP (a terminal that closes) never counts as the second: the kernel and the shell may both send it, and a user who
+    has asked the job to drain may close the terminal.
     """
 
     def handle(number: int, frame: Any) -> None:
-        twice = is_told_twice()
+        repeated = is_repeated_signal()
         if not driver.draining:
             driver.drain()
             display.say("finishing the rows under way; Ctrl-C again stops at once (either way the job can be resumed)")
-        elif number != signal.SIGHUP and not twice:
+        elif number != signal.SIGHUP and not repeated:
             raise KeyboardInterrupt
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, *end_signals())}

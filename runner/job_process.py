@@ -1,4 +1,4 @@
-"""A job in a process of its own, as a program sees it: started, followed, told to drain, and its errors raised here."""
+"""A job in a process of its own, seen from the program that starts it: start, follow, drain, and raise its errors."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from outrider.runner.exit_codes import ALL_DONE, INTERRUPTED, SOME_FAILED
 from outrider.runner.options.job import JobSpec
-from outrider.runner.temporary_file import keep, temporary_file
+from outrider.runner.temporary_file import temporary_file, write_all
 from outrider.workers import errors
 from outrider.workers.errors import JobError, JobStoppedError, OutriderError
 
 POLL_SECONDS = 0.1
-# What Ray sets in the processes of its own workers, of which the job is none.
+# Set by Ray in its worker processes. The caller may be one; the job is not, so its environment lacks them.
 OF_A_RAY_WORKER = frozenset({"RAY_JOB_ID", "RAY_RAYLET_PID"})
-SOME_FAILED, INTERRUPTED = 3, 130
 READ_AT_ONCE = 1 << 20
 LONGEST_COMPLAINT = 4096
-# With this program's search path, so that the same packages are found there; nothing of its __main__ is imported.
+# The job's process searches the caller's sys.path, so it finds the same packages; it does not import the caller's __main__.
 BEGIN = "import sys; sys.path[:] = {path!r}; from outrider.runner.job_child import main; main()"
 
 
 class JobProcess:
-    """It has a session of its own, so that the terminal's signals reach this program alone."""
+    """The job's process. It has a session of its own, so that a terminal's signals reach only the calling program."""
 
-    def __init__(self, spec: JobSpec, rows: IO[bytes] | None = None, again: bool = False) -> None:
+    def __init__(self, spec: JobSpec, rows: IO[bytes] | None = None, retry_failed: bool = False) -> None:
         if not sys.executable:
             raise JobError("a job runs in a process of its own, and this Python does not know its program (sys.executable)")
-        # No pipes: whoever dies or does not read, nobody waits for anybody.
-        self._told, self._said = temporary_file(), temporary_file()
-        # What is asked of the job stands in front of what it tells: it may be longer than an argument of a program's.
+        # Files, not pipes: a pipe would block or kill one process when the other dies or does not read.
+        self._events, self._output = temporary_file(), temporary_file()
+        # The options stand before the events in this file, since they may be longer than a command-line argument can be.
         options = json.dumps(spec.model_dump(mode="json", exclude_defaults=True)).encode()
-        keep("the options", options, self._told)
+        write_all("the options", options, self._events)
         self._read, self._rest = len(options), b""
-        # The last that it said, once it has ended.
+        # The last line of the process's output, once it has ended.
         self._complaint = ""
         self._reading = threading.Lock()
         self._error: OutriderError | None = None
         self._ended: int | None = None
         self._drained = False
-        handed = [self._told.fileno(), *([] if rows is None else [rows.fileno()])]
+        handed = [self._events.fileno(), *([] if rows is None else [rows.fileno()])]
         asked = {
             "caller": os.getpid(),
-            "told": self._told.fileno(),
+            "events": self._events.fileno(),
             "rows": rows is not None,
-            "again": again,
+            "retry_failed": retry_failed,
             "options": len(options),
         }
         begin = BEGIN.format(path=[str(Path(entry or ".").absolute()) for entry in sys.path])
@@ -60,8 +60,8 @@ class JobProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", begin, json.dumps(asked)],
                 stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._said,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=handed,
                 start_new_session=True,
                 env={name: value for name, value in os.environ.items() if name not in OF_A_RAY_WORKER},
@@ -75,40 +75,41 @@ class JobProcess:
     def running(self) -> bool:
         if os.getpid() == self._parent:
             return self._process.poll() is None
-        # This process was forked from the job's parent: the job is no child of it, so that there is nothing to wait for.
+        # This is a fork of the process that started the job: the job is not its child and cannot be polled.
         return self._started is not None and _start_of(self._process.pid) == self._started
 
     def drain(self) -> None:
-        """Rows under way may end, and then the job stops; asked a second time, it stops at once."""
+        """Let the rows in progress end, then stop the job; called a second time, stop it at once."""
         self._drained = True
         if self.running:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
 
     def follow(self, tell: Callable[[dict[str, Any]], None], seconds: float | None = None) -> bool:
-        """Until it has ended (True), or for so many seconds; ``tell`` gets what it tells."""
+        """Hand the job's events to ``tell`` until it has ended (True) or the seconds have passed (False)."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
-            # Asked first: what is told before the end is then there.
+            # Asked before the events are read: if it has ended, the file holds all of them.
             running = self.running
-            for event in self._news():
+            for event in self._new_events():
                 tell(event)
             if not running:
-                self._let_go()
+                self._close_files()
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_SECONDS)
 
     def check(self) -> None:
-        """Raise what has kept the job from its end, now that its process has ended."""
+        """Once the process has ended: raise the error that ended the job before its end, if any."""
         if self._error is not None:
             raise self._error
         code = self._process.returncode if self._ended is None else self._ended
-        # Where others have waited for the process, or SIGCHLD is ignored, Popen says 0; in a fork of its parent, None.
-        unknown = self._ended is None and code in (None, 0, SOME_FAILED)
+        # Without an "ended" event the exit code is not trusted: Popen says 0 if another thread has waited for the process
+        # or SIGCHLD is ignored, and None in a fork of its parent.
+        unknown = self._ended is None and code in (None, ALL_DONE, SOME_FAILED)
         stopped = unknown or code in (INTERRUPTED, -signal.SIGTERM)
-        if (self._drained and stopped) or (code in (0, SOME_FAILED) and not unknown):
+        if (self._drained and stopped) or (code in (ALL_DONE, SOME_FAILED) and not unknown):
             return
         if unknown:
             how = "ended without a word of how"
@@ -118,13 +119,13 @@ class JobProcess:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         raise JobError(f"the process of the job {how}{self._complaint}; the same call goes on with it")
 
-    def _news(self) -> list[dict[str, Any]]:
-        """Each event once, whoever asks: several threads may wait for one job."""
+    def _new_events(self) -> list[dict[str, Any]]:
+        """The events that no call has returned yet; several threads may wait for one job."""
         with self._reading:
-            return [] if self._told.closed else self._read_on()
+            return [] if self._events.closed else self._read_events()
 
-    def _read_on(self) -> list[dict[str, Any]]:
-        while some := os.pread(self._told.fileno(), READ_AT_ONCE, self._read):
+    def _read_events(self) -> list[dict[str, Any]]:
+        while some := os.pread(self._events.fileno(), READ_AT_ONCE, self._read):
             self._read += len(some)
             self._rest += some
         *lines, self._rest = self._rest.split(b"\n")
@@ -137,13 +138,13 @@ class JobProcess:
             self._ended = event.get("ended", self._ended)
         return found
 
-    def _let_go(self) -> None:
-        """All that it told has been read. A program may keep many jobs that have ended, and has so many descriptors."""
+    def _close_files(self) -> None:
+        """After the last event: a program may keep many ended jobs, and descriptors are limited."""
         with self._reading:
-            if not self._told.closed:
-                self._complaint = _last_line(self._said)
-                self._told.close()
-                self._said.close()
+            if not self._events.closed:
+                self._complaint = _last_line(self._output)
+                self._events.close()
+                self._output.close()
 
 
 def _last_line(file: IO[bytes]) -> str:
@@ -154,7 +155,7 @@ def _last_line(file: IO[bytes]) -> str:
 
 
 def _start_of(process: int) -> bytes | None:
-    """When a process was started, by which it is told from a later one of its number; None where it does not live."""
+    """When a process was started, which tells it from a later process with the same id; None if it is not alive."""
     try:
         state, *fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -163,7 +164,7 @@ def _start_of(process: int) -> bytes | None:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """None for a line without one: it is empty, or ends where a job began anew before it was whole."""
+    """None for an empty line, or one that was cut off when the job began anew."""
     try:
         event: dict[str, Any] = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What each actor loads and how it works: engine, precision, memory, candidates, and the placement that is asked for."""
+"""From options to what each actor loads and does: engine, precision, memory, candidates, and the placement request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.workers.precisions import arithmetic
 
 LOOKUP, SUFFIX = "lookup", "suffix"
 FEWEST_CORES_TO_SPLIT = 4
-# What a checkpoint calls its own number format.
+# A checkpoint's dtype, and our name for it.
 OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -30,13 +30,12 @@ def choose_models(
     say: Callable[[str], None],
 ) -> tuple[ModelSpec, ModelSpec | None]:
     """What each actor loads, and on which engine."""
-    devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
-    target_on_accelerator, draft_on_accelerator = on_accelerator(devices)
+    target_on_accelerator, draft_on_accelerator = on_accelerator(_devices(spec))
     target_model = choose_target(spec, target, tokenizer_process, say, target_on_accelerator)
     target_model = replace(target_model, prefix_tokens=spec.prefix_tokens)
-    _tell_of_settings(spec, target, say)
+    _note_unfollowed_settings(spec, target, say)
     if draft is None or spec.draft_tokens == 0:
-        # Where it was said that none is to run, they are refused already.
+        # Where the user asked for no draft, JobSpec has refused these options already.
         if idle := spec.asked_of_a_draft(OF_A_MODEL_ALONE):
             say(f"note: no draft model runs, and without one nothing comes of {', '.join(idle)}")
         return target_model, None
@@ -49,13 +48,17 @@ def choose_models(
     if draft.head:
         target_model = replace(target_model, states=draft.states)
         draft_model = replace(draft_model, target=target.path)
-    # A draft may change: no text depends on it.
+    # No digest for a draft: it may change between two runs, since no text depends on it.
     draft_model = replace(draft_model, digest="", small_cache=spec.small_draft_cache, prefix_tokens=spec.prefix_tokens)
     return target_model, replace(draft_model, mask_token=draft.mask_token)
 
 
-def _tell_of_settings(spec: Options, target: ModelInfo, say: Callable[[str], None]) -> None:
-    """What the model's makers would have of its texts that a job which asks for nothing does not do."""
+def _devices(spec: Options) -> tuple[str, ...]:
+    return tuple(device.strip() for device in spec.devices.split(",") if device.strip())
+
+
+def _note_unfollowed_settings(spec: Options, target: ModelInfo, say: Callable[[str], None]) -> None:
+    """Notes on settings of generation_config.json that the job does not follow by default."""
     if target.unfollowed:
         names = ", ".join(f'"{name}"' for name in target.unfollowed)
         say(f"note: {target.name}'s {target.settings} sets {names}, which is not followed (docs/jobs.md)")
@@ -74,7 +77,7 @@ def choose_target(
     say: Callable[[str], None],
     on_accelerator: bool = False,
 ) -> ModelSpec:
-    """How a model is loaded that is nobody's draft."""
+    """How a model is loaded that is not a draft."""
     model = _model(spec, target, spec.precision, on_accelerator, tokenizer_process, say)
     if spec.cache_precision != "auto" and model.engine != "native":
         raise UsageError(
@@ -121,12 +124,12 @@ def _check_shortlist(draft: ModelInfo, model: ModelSpec) -> None:
 def _draft_precision(
     spec: Options, target: ModelSpec, draft: ModelInfo, on_accelerator: bool, tokenizer_process: TokenizerProcess
 ) -> str:
-    """Drafts are hints: rounding one costs no text, and a step takes the time of its bytes."""
+    """The precision of a draft. Rounding changes no text, and a step's time is that of reading the weights' bytes."""
     if spec.draft_precision != "auto" or draft.made_for or on_accelerator or spec.engine == "hf":
         return spec.draft_precision
     if not spec.fast_attention or tokenizer_process.native_refuses(draft.path) is not None:
         return "bf16" if draft.dtype in ("float16", "float32") else "auto"
-    # Four bits hold a little seldomer than eight, which pays where the target's own passes are as short.
+    # Candidates of a four-bit draft are accepted a little less often; that pays beside a target with passes as short.
     return "w4a8" if arithmetic(target.precision).startswith("w4") else "w8a8"
 
 
@@ -139,7 +142,7 @@ def _model(
     say: Callable[[str], None],
 ) -> ModelSpec:
     own = OWN_PRECISION.get(model_info.dtype, "fp32")
-    # A checkpoint that comes quantised is run in what it was made for.
+    # A quantised checkpoint runs in the precision that it was made for.
     chosen = (model_info.made_for or own) if precision == "auto" else precision
     engine, left_for_fp16 = spec.engine, False
     if engine == "native" and not spec.fast_attention:
@@ -185,7 +188,7 @@ def _model(
 
 
 def _left_to_hf(spec: ComputedModel, chosen: str, asked: str) -> str | None:
-    """Why a model that the native engine knows is left to the hf engine, where the choice is ours."""
+    """With ``--engine auto``: why a model that the native engine can run is left to the hf engine; None if it is not."""
     if not spec.fast_attention:
         return "--no-fast-attention is for that engine alone"
     if chosen != "fp16":
@@ -212,17 +215,17 @@ def replica_spec_of(spec: Options, draft: ModelSpec | None, draft_name: str) -> 
 
 
 def _shortlist(spec: Options) -> int | None:
-    """How many tokens a draft scores at most; 0: all, None: as many as pay."""
+    """The size of a draft's shortlist; 0: it scores all tokens, None: the size is chosen by measuring."""
     return None if spec.draft_shortlist == "auto" else spec.draft_shortlist
 
 
 def _proposes_by(kind: str, draft_name: str) -> bool:
-    """Alone, or beside a model."""
+    """Whether candidates come from lookup or suffixes, alone or beside a draft model."""
     return draft_name == kind or draft_name.endswith(f"+{kind}")
 
 
 def is_movable(spec: Options, target: ModelSpec, draft: ModelSpec | None) -> bool:
-    """Whether how the two share their cores is left open; only the native engine can be moved while it works."""
+    """Whether the layout can be chosen while the job runs; only the native engine can move to other cores."""
     return _left_open(spec) and draft is not None and {target.engine, draft.engine} == {"native"}
 
 
@@ -231,16 +234,15 @@ def _left_open(spec: Options) -> bool:
 
 
 def placement_request_of(spec: Options, movable: bool, cores: int) -> PlacementRequest:
-    """What is asked of the placement on a host, or several, of so many cores."""
-    devices = tuple(device.strip() for device in spec.devices.split(",") if device.strip())
+    """The placement request for hosts of ``cores`` cores each."""
     layout = spec.layout
     if movable:
-        # Both get all cores of their replica, and how they share them is found out on the job's own rows.
+        # Both get all cores of their replica; the layout tuner measures how they share them best.
         layout = "shared"
     elif _left_open(spec):
-        # A target loses 1/n of its speed with one of n cores, and a draft that takes turns costs less than a quarter.
+        # With a core for the draft, the target loses 1/n of its speed; a draft on shared cores costs less than a quarter.
         layout = "shared" if cores // (spec.replicas or 1) < FEWEST_CORES_TO_SPLIT else "split"
-    return PlacementRequest(spec.per, spec.replicas, spec.draft_cores, layout, devices)
+    return PlacementRequest(spec.per, spec.replicas, spec.draft_cores, layout, _devices(spec))
 
 
 def memory_of(
@@ -250,7 +252,7 @@ def memory_of(
     tokenizer_process: TokenizerProcess,
     shortlist: int | None = 0,
 ) -> ProcessMemory:
-    """Of a process with this model, which works on so many rows at once, and scores tokens of a ``shortlist``."""
+    """The memory of a process with this model and a batch of ``rows``; ``shortlist`` is that of a draft."""
     told = tokenizer_process.memory_of(model, rows, shortlist)
     known = told is not None
     return ProcessMemory(told or memory_by_files(model_info, model.precision), model.engine, known)
@@ -263,10 +265,10 @@ def memory_of_pair(
     draft_name: str,
     tokenizer_process: TokenizerProcess,
 ) -> ReplicaMemory:
-    """Of a target with its draft, where there is one."""
+    """The memory of a target and its draft, if there is one."""
     rows, answers = spec.batch, spec.answer_tokens if _proposes_by(SUFFIX, draft_name) else 0
     of_target = replace(memory_of(*target, rows, tokenizer_process), tokens=target[0].vocabulary)
-    card, model = draft
-    if card is None or model is None:
+    info, model = draft
+    if info is None or model is None:
         return ReplicaMemory(of_target, None, answers)
-    return ReplicaMemory(of_target, memory_of(card, model, rows, tokenizer_process, _shortlist(spec)), answers)
+    return ReplicaMemory(of_target, memory_of(info, model, rows, tokenizer_process, _shortlist(spec)), answers)

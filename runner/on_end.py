@@ -1,4 +1,4 @@
-"""The command that a user wants run when a job ends (``--on-end``). It gets no word of any row: only numbers and a path."""
+"""The user's command at the end of a job (``--on-end``). It is told counts of rows and a path, never a row's text."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from pathlib import Path
 
 from outrider.runner.hosts.ray_restart import ANEW
 from outrider.runner.job.directory import is_job, open_job
-from outrider.runner.safe_path import as_given
 from outrider.workers.errors import JobError
 
 SHELL = "/bin/sh"
-# The token of the job's own Ray, and what only this process's next life needs.
+# Variables that the command does not get: the token of the job's own Ray, and the mark of a command that began anew.
 NOT_HANDED_ON = ("RAY_AUTH_", ANEW)
 COUNTS = ("rows", "done", "failed", "pending")
 
 
 def environment(before: Mapping[str, str], directory: Path, exit_code: int) -> dict[str, str]:
-    """What the command sees: what outrider was started with, and how the job has ended."""
-    # The job may itself be what another one runs at its end: that one's numbers are not ours.
+    """The command's environment: the one that outrider was started with, plus how the job has ended."""
+    # If this job was itself started by the --on-end of another, the environment has that job's counts: drop them.
     left = {_variable(name) for name in COUNTS}
     found = {name: value for name, value in before.items() if not name.startswith(NOT_HANDED_ON) and name not in left}
     found |= {"OUTRIDER_JOB": str(directory.absolute()), "OUTRIDER_EXIT": str(exit_code)}
@@ -30,7 +29,7 @@ def environment(before: Mapping[str, str], directory: Path, exit_code: int) -> d
                 counts = journal.counts()
             found |= {_variable(name): str(getattr(counts, name)) for name in COUNTS}
     except JobError:
-        pass  # the journal is why the job has ended: it has said so, and the exit code says it here
+        pass  # a damaged journal has been reported already; the command sees OUTRIDER_EXIT and no counts
     return found
 
 
@@ -41,7 +40,7 @@ def _variable(count: str) -> str:
 def run_on_end(
     command: str, before: Mapping[str, str], directory: Path, exit_code: int, say: Callable[[str], None]
 ) -> None:
-    """The command's own end is told, and changes nothing of the job's."""
+    """Run the command. Its failure is reported, and changes neither the job nor the job's exit code."""
     try:
         ended = subprocess.run(
             [SHELL, "-c", command],
@@ -60,8 +59,3 @@ def run_on_end(
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if code:
             say(f"note: --on-end: the command {how}; the job's own exit code is {exit_code}")
-
-
-def as_started() -> dict[str, str]:
-    """The environment before Ray is prepared."""
-    return as_given()

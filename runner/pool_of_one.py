@@ -1,4 +1,4 @@
-"""A pool of one process, which does what this one is not to load for."""
+"""A pool of one process, for work that needs libraries which this process must not load (torch, transformers)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Result = TypeVar("Result")
 
 
 class _PoolOfOne(ProcessPoolExecutor):
-    """Its process is started by the first call, and inherits which signals the caller keeps from itself."""
+    """The process starts with the first call, with SIGINT blocked (the signal mask is inherited) until ``_begin``."""
 
     def submit(
         self, function: Callable[Arguments, Result], /, *arguments: Arguments.args, **options: Arguments.kwargs
     ) -> Future[Result]:
-        # Ctrl-C reaches the whole group: a process that is only importing what it needs would tell of it with a traceback.
+        # Ctrl-C reaches the whole process group: a process that is still importing would print a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return super().submit(function, *arguments, **options)
@@ -29,7 +29,7 @@ class _PoolOfOne(ProcessPoolExecutor):
 
 
 def pool_of_one(initializer: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
-    """Its process starts with the first task; its semaphores, which are files in shared memory, are made here."""
+    """The process starts with the first task; the pool's semaphores, which are files in /dev/shm, are made here."""
     context = multiprocessing.get_context("spawn")
     try:
         return _PoolOfOne(max_workers=1, mp_context=context, initializer=_begin, initargs=(initializer, *arguments))
@@ -42,7 +42,7 @@ def pool_of_one(initializer: Callable[..., None], *arguments: Any) -> ProcessPoo
 
 
 def _begin(initializer: Callable[..., None], *arguments: Any) -> None:
-    """In the process: Ctrl-C ends it without a word from now on, also one that has come before."""
+    """In the process: from now on Ctrl-C ends it without a traceback, also one that came while SIGINT was blocked."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     initializer(*arguments)

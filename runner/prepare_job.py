@@ -1,4 +1,4 @@
-"""Before a job runs: a new one gets its rows and its identity, one that is there is checked to be the one asked for."""
+"""Before a job runs: a new job gets its rows and identity; an existing one is checked against what is asked for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.runner.counted import counted
 from outrider.runner.hosts.ray_restart import ANEW
 from outrider.runner.hosts.submit import ACCEPTED, absolute_model
 from outrider.runner.job.admission import admit
-from outrider.runner.job.directory import JOURNAL, describe, read_description, there
+from outrider.runner.job.directory import JOURNAL, describe, path_exists, read_description
 from outrider.runner.job.identity import check_same, identity, kept_identity
 from outrider.runner.job.input import KEY as INPUT
 from outrider.runner.job.input import describe_input, digest_of_resumed_input, open_input
@@ -45,15 +45,16 @@ from outrider.workers.messages import ModelSpec
 from outrider.workers.models.model_info import ModelInfo
 
 MOST_NAMES = 20
-# What the model is called in the results, in each life of the job alike.
+# Key of the journal's meta table: the model's name in the results, the same however often the job is resumed.
 MODEL_NAME = "model_name"
-# What its answers' texts are: what stands behind the prompt. A job without this may have those that the tokens have alone.
+# Key of the journal's meta table: how answers are decoded. BEHIND_PROMPTS: as the continuation of the prompt. A job of an
+# older outrider lacks the key; its answers may have been decoded alone, without the space before their first word.
 TEXTS, BEHIND_PROMPTS = "texts", 2
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A job whose rows stand in its journal, and what its replicas will be."""
+    """A job whose rows are in its journal, and the plan of its replicas."""
 
     journal: Journal
     replica_template: ReplicaTemplate
@@ -62,8 +63,8 @@ class PreparedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """The names of the input and of the target in messages about rows, where those are not their paths."""
+class ShownNames:
+    """What messages about rows call the input and the target, instead of their paths (the batch server's names)."""
 
     input: str
     model: str
@@ -71,7 +72,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModels:
-    """A target with its draft: what is known of them, and how they will be run."""
+    """A target with its draft: what their checkpoints say, how they are loaded, and the memory that they take."""
 
     target: ModelInfo
     draft: ModelInfo | None
@@ -85,7 +86,7 @@ class PreparedModels:
         return [self.target] if self.draft is None or self.draft_model is None else [self.target, self.draft]
 
     def replica_template(self, spec: JobSpec, rows: int) -> ReplicaTemplate:
-        """``rows`` are to be done by all replicas; 0 where nobody knows."""
+        """``rows``: how many all replicas together have to do; 0 if unknown."""
         replica_spec = replace(replica_spec_of(spec, self.draft_model, self.draft_name), trace=spec.trace is not None)
         movable = is_movable(spec, self.target_model, self.draft_model)
         return ReplicaTemplate(self.target_model, self.draft_model, replica_spec, movable, spec.share_cores, rows)
@@ -104,35 +105,35 @@ def prepare(
     spec: JobSpec,
     directory: Path,
     display: Watcher,
-    again: bool = False,
-    helper: TokenizerProcess | None = None,
-    called: Called | None = None,
+    retry_failed: bool = False,
+    running_tokenizer: TokenizerProcess | None = None,
+    shown_names: ShownNames | None = None,
 ) -> PreparedJob:
-    """The job that the directory holds, or a new one there. ``again``: that one, and its failed rows are put back.
+    """Resume the job in the directory, or make a new one there. ``retry_failed``: its failed rows become pending again.
 
-    ``helper`` is a process that is there already, and stays.
+    ``running_tokenizer``: the batch server's tokenizer process, used instead of a new one and left running.
     """
-    with nullcontext(helper) if helper is not None else TokenizerProcess() as tokenizer_process:
+    with nullcontext(running_tokenizer) if running_tokenizer is not None else TokenizerProcess() as tokenizer_process:
         models = prepare_models(spec, tokenizer_process, display.say)
         target, chosen = models.target, models.target_model
-        if called is not None:
-            target = replace(target, name=called.model)
+        if shown_names is not None:
+            target = replace(target, name=shown_names.model)
         asked_with = partial(identity, spec, target, engine=chosen.engine, precision=chosen.precision)
-        # A helper is that of a server, whose replicas run already.
-        here, new = helper is None and spec.address is None, not there(directory / JOURNAL)
+        # A running tokenizer belongs to a batch server, whose replicas are placed already.
+        here, new = running_tokenizer is None and spec.address is None, not path_exists(directory / JOURNAL)
         if here and new:
-            # With one row: how many there are is not known yet.
+            # Planned for one row, since the number of rows is not known yet.
             _plan_here(spec, models, models.memory.sizes(1, written=0))
         journal = Journal(directory / JOURNAL)
         if journal.filled:
-            _check_goes_on(spec, directory, journal, asked_with, display, again)
-            _check_texts(directory, journal, target, tokenizer_process, again)
-            if again and ANEW not in os.environ:
+            _check_goes_on(spec, directory, journal, asked_with, display, retry_failed)
+            _check_texts(directory, journal, target, tokenizer_process, retry_failed)
+            if retry_failed and ANEW not in os.environ:
                 _put_back(journal, display)
-        elif again:
+        elif retry_failed:
             raise UsageError(f"{directory} holds no job yet: its input has not been accepted")
         else:
-            _admit(spec, target, tokenizer_process, journal, asked_with, display, called)
+            _admit(spec, target, tokenizer_process, journal, asked_with, display, shown_names)
     try:
         sizes = _sizes_of_rows(spec, models, journal, display.say if here else None)
     except PlacementError:
@@ -142,13 +143,13 @@ def prepare(
     if spec.address is not None:
         display.say(f"{counted(journal.counts().rows, 'row')} {ACCEPTED} in {directory.resolve()}")
     describe(directory, journal, _description(spec, target, models.draft, models.draft_name, journal.meta("identity")))
-    # To a replica each sample is a row.
+    # A row with n samples is n rows to a replica.
     template = models.replica_template(spec, journal.pending_answers()[0])
     return PreparedJob(journal, template, sizes, models.model_infos)
 
 
 def _plan_here(spec: JobSpec, models: PreparedModels, sizes: ModelSizes) -> Plan:
-    """As if all of this machine were free; what does not fit it is refused, before a directory is left for it."""
+    """Plan as if all of this machine were free, so that a model that cannot fit is refused before a directory is made."""
     machine = read_topology()
     movable = models.replica_template(spec, 0).movable
     return plan([machine], sizes, placement_request_of(spec, movable, len(machine.usable_cores)))
@@ -157,9 +158,10 @@ def _plan_here(spec: JobSpec, models: PreparedModels, sizes: ModelSizes) -> Plan
 def _sizes_of_rows(
     spec: JobSpec, models: PreparedModels, journal: Journal, say: Callable[[str], None] | None
 ) -> ModelSizes:
-    """What a replica takes with the rows that are still to do: all that they may come to where that fits this machine.
+    """The memory that a replica is planned with: the most that the pending rows may need, if this machine has room for it.
 
-    Else what they take at least, and it is told (to whom there is one to ``say`` it to; None: this machine is not asked).
+    Otherwise the least that they need, with a note that memory may run short. ``say`` is None where the replicas are not
+    placed by this process on this machine: then the least, without a check.
     """
     memory = models.memory
     pending, written = journal.pending_answers()
@@ -180,9 +182,9 @@ def _sizes_of_rows(
             f"note: other programs use so much memory that {free / 1e9:.2f} GB are left, and this job takes at least "
             f"{needed / 1e9:.2f} GB: the kernel may end one of them or of its processes"
         )
-    # Prompts of rows that have ended are kept for those to come.
+    # The prefix cache keeps prompts of rows that have ended.
     kept = min(spec.prefix_tokens, (pending - 1) * longest)
-    samples, tokens = _at_once(lengths, rows, shared=memory.native and spec.prefix_tokens > 0)
+    samples, tokens = _most_at_once(lengths, rows, shared=memory.native and spec.prefix_tokens > 0)
     tokens += kept
     most = memory.sizes(rows, tokens, tokens, written)
     try:
@@ -202,8 +204,11 @@ def _sizes_of_rows(
     return least
 
 
-def _at_once(lengths: Sequence[tuple[int, int, int]], most: int, shared: bool) -> tuple[int, int]:
-    """How many samples of the longest rows run at once, and their tokens; ``shared``: a row's samples share its prompt."""
+def _most_at_once(lengths: Sequence[tuple[int, int, int]], most: int, shared: bool) -> tuple[int, int]:
+    """Samples of the longest rows that fill a batch of ``most``, and their tokens.
+
+    ``lengths``: prompt tokens, answer tokens and samples of the longest rows. ``shared``: a row's samples share its prompt.
+    """
     left, tokens = most, 0
     for prompt, answer, samples in lengths:
         taken = min(samples, left)
@@ -218,18 +223,18 @@ def _check_goes_on(
     journal: Journal,
     asked_with: Callable[[str], dict[str, Any]],
     display: Watcher,
-    again: bool,
+    retry_failed: bool,
 ) -> None:
-    """Whether the job that the directory holds is the one that is asked for, and its files can be gone on with."""
+    """Refuse to resume a job that is not the one asked for, or whose files are damaged beyond what can be repaired."""
     for note in journal.check():
         display.say(f"note: {note}")
     kept = kept_identity(journal)
-    # Whoever runs failed rows again gives no input, and the rows are all here. One that goes on by itself with another Ray
-    # was begun with the right one, and it may have been replaced meanwhile.
+    # The input's digest is not compared for a retry, which names no input, nor where this process resumes its own job on
+    # a new Ray: it checked the file when it began, and the file may have been replaced since.
     digest = None
-    if not again and ANEW not in os.environ:
+    if not retry_failed and ANEW not in os.environ:
         digest = digest_of_resumed_input(spec.input, directory, journal, display.say, spec.split)
-    check_same(kept, asked_with(digest or str(kept.get("input"))), "an input, model or parameter", directory, again)
+    check_same(kept, asked_with(digest or str(kept.get("input"))), "an input, model or parameter", directory, retry_failed)
     _, broken = read_description(directory, journal)
     for found in (broken, drop_damaged_statistics(journal, directory)):
         if found is not None:
@@ -237,11 +242,11 @@ def _check_goes_on(
 
 
 def _check_texts(
-    directory: Path, journal: Journal, target: ModelInfo, tokenizer_process: TokenizerProcess, again: bool
+    directory: Path, journal: Journal, target: ModelInfo, tokenizer_process: TokenizerProcess, retry_failed: bool
 ) -> None:
-    """Refuse to go on with rows whose texts would begin otherwise than those that are done."""
+    """Refuse to mix answers with and without the space before their first word in one job."""
     counts = journal.counts()
-    if not (counts.pending or (again and counts.failed)):
+    if not (counts.pending or (retry_failed and counts.failed)):
         return
     if texts_differ(journal, lambda: drops_first_space(tokenizer_process, target.path)):
         raise OldAnswersError(
@@ -251,9 +256,9 @@ def _check_texts(
 
 
 def texts_differ(journal: Journal, dropped: Callable[[], bool]) -> bool:
-    """Whether the texts that are done lack the space that those to come would begin with.
+    """Whether finished answers lack the leading space that this version's answers have.
 
-    Where none is done, or none lacks it, the job is one of this version from now on: its next life need not ask.
+    If not, the job is marked as decoded by this version (``TEXTS``), so that it need not be asked again when it is resumed.
     """
     if journal.meta(TEXTS) is not None:
         return False
@@ -264,7 +269,7 @@ def texts_differ(journal: Journal, dropped: Callable[[], bool]) -> bool:
 
 
 def drops_first_space(tokenizer_process: TokenizerProcess, path: str) -> bool:
-    """Whether the tokenizer's decoder leaves out the space before a text's first word, as Llama 2's does."""
+    """Whether the tokenizer drops a leading space when it decodes tokens without the prompt, as Llama 2's does."""
     [words] = tokenizer_process.encode(path, ["a a a"])
     if isinstance(words, str):
         return False
@@ -287,20 +292,20 @@ def _admit(
     journal: Journal,
     asked_with: Callable[[str], dict[str, Any]],
     display: Watcher,
-    called: Called | None,
+    shown_names: ShownNames | None,
 ) -> None:
-    """Fill the journal of a new job; a refused input leaves no half of one behind."""
-    input_called = None if called is None else called.input
+    """Fill the journal of a new job; if the input is refused, the journal is removed."""
+    input_called = None if shown_names is None else shown_names.input
 
     def meta_of(digest: str) -> dict[str, Any]:
-        kept = {MODEL_NAME: spec.model if called is None else called.model, TEXTS: BEHIND_PROMPTS}
+        kept = {MODEL_NAME: spec.model if shown_names is None else shown_names.model, TEXTS: BEHIND_PROMPTS}
         return {"identity": asked_with(digest), INPUT: describe_input(spec.input, source), **kept}
 
     try:
         spec.check_new()
         source = open_input(spec.input, journal.path.parent, display.say, spec.format, spec.split, input_called)
         admitted = admit(spec, source, target, tokenizer_process, journal, meta_of)
-        # The tokenizer was read after the digest was taken.
+        # The tokenizer's files were hashed before they were loaded, and may have changed in between.
         tokenizer_process.check_unchanged(target)
     except (UsageError, JobChangedError):
         _remove(journal)
@@ -309,7 +314,7 @@ def _admit(
         display.say(f"note: columns that go through to the results as they are: {_listed(admitted.carried)}")
     if admitted.left_out:
         display.say(f"note: columns that are neither read nor carried: {_listed(admitted.left_out)}")
-    for model in sorted(admitted.models - {spec.model if called is None else called.model}):
+    for model in sorted(admitted.models - {spec.model if shown_names is None else shown_names.model}):
         display.say(f'note: rows ask for the model "{model}"; all are answered by -m {spec.model}')
 
 

@@ -1,4 +1,4 @@
-"""How the command ends: by which signals, and as any program does, unless Ray's libraries have to be left as they are."""
+"""How a process of ours ends: the signals that end it, and ``os._exit`` where unloading Ray's libraries would crash."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-# `timeout` tells its process and then its whole group, and a wrapper hands on what the terminal has told already.
-TWICE_SECONDS = 0.3
-# Where an interrupt was lost, so much later there is other code to be interrupted.
+# `timeout` signals its process and then the whole group, and a wrapper forwards a signal that the terminal has sent to all:
+# a second signal within this time is the same request.
+REPEATED_SECONDS = 0.3
+# A lost interrupt is sent again after this time, when other code runs that it can interrupt.
 AGAIN_SECONDS = 0.05
 
 _at_once = False
-_last_told = -math.inf
+_last_signal = -math.inf
 
 
 def end_signals() -> list[signal.Signals]:
-    """Those that ask it to end, Ctrl-C aside. A terminal that closes is one of them where nohup does not keep that off."""
+    """The signals that ask the process to end, besides SIGINT. SIGHUP is one unless nohup has it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
 
 
-def is_told_twice() -> bool:
-    """Whether this request to end is the last one, told a second time: nobody asks again as quickly."""
-    global _last_told
-    before, _last_told = _last_told, time.monotonic()
-    return _last_told - before < TWICE_SECONDS
+def is_repeated_signal() -> bool:
+    """Whether this signal comes so soon after the last one that it is the same request, delivered twice."""
+    global _last_signal
+    before, _last_signal = _last_signal, time.monotonic()
+    return _last_signal - before < REPEATED_SECONDS
 
 
-def forget_requests() -> None:
-    """What this process was told before is no part of what is begun now."""
-    global _last_told
-    _last_told = -math.inf
+def forget_signals() -> None:
+    """A signal that came before now is not the first half of one that comes next."""
+    global _last_signal
+    _last_signal = -math.inf
 
 
 def repeat_lost_interrupts() -> None:
-    """An interrupt that falls into a finalizer, or into what Python does around a fork, is only reported and forgotten.
+    """Send an interrupt again that Python has swallowed.
 
-    Ray is started by forks, so that a job which was asked to end just then went on. Such an interrupt comes once more.
+    A KeyboardInterrupt that is raised in a finalizer or in a fork hook is only reported as unraisable. Starting Ray forks,
+    so a job that was asked to end just then would go on.
     """
     before = sys.unraisablehook
     if getattr(before, "func", None) is not _unraisable:
@@ -55,7 +57,7 @@ def _unraisable(before: Callable[[sys.UnraisableHookArgs], object], found: sys.U
     if not issubclass(found.exc_type, KeyboardInterrupt):
         before(found)
         return
-    # logging holds its lock around a fork. This may be the hook that gives it back, interrupted before it did so, or after.
+    # logging holds its lock around a fork. If its hook was interrupted, the lock may still be held: release it.
     if found.object is getattr(logging, "_releaseLock", logging):
         with suppress(RuntimeError):
             logging._releaseLock()  # type: ignore[attr-defined]
@@ -65,19 +67,19 @@ def _unraisable(before: Callable[[sys.UnraisableHookArgs], object], found: sys.U
 
 
 def _ask_again() -> None:
-    forget_requests()
-    # Which is never ignored, as SIGINT and SIGHUP may be. The main thread, so that it wakes from what it waits for.
+    forget_signals()
+    # SIGTERM, since SIGINT and SIGHUP may be ignored; to the main thread, so that it wakes from a blocking call.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def end_at_once() -> None:
-    """From now on this process ends without unloading anything: Ray's libraries crash where their servers are gone."""
+    """From now on this process ends by ``os._exit``: Ray's libraries crash when they are unloaded after their servers."""
     global _at_once
     _at_once = True
 
 
 def end(code: str | int | None) -> None:
-    """Does not return if the process has to end at once."""
+    """End by ``os._exit`` if ``end_at_once`` was called; otherwise return."""
     if _at_once:
         if isinstance(code, str):
             print(code, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""How a program that runs a job shows it: a line that is written over, at a terminal or in a notebook."""
+"""The progress of a job that a Python program runs: one line, overwritten in place, at a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN_LINE_SECONDS = 10.0
 
 
 class ProgressLine:
-    """``shown`` is True, False, or None for where somebody looks. Whatever becomes of the words, the job goes on."""
+    """``shown``: True, False, or None (only at a terminal or in a notebook). Errors of writing are ignored."""
 
     def __init__(self, shown: bool | None) -> None:
         self._notebook = _in_notebook()
@@ -25,7 +25,7 @@ class ProgressLine:
         self._plain_at = time.monotonic()
 
     def show(self, line: str) -> None:
-        """How far the job is, over what was shown before."""
+        """Overwrite the progress line; where that is not possible, print a line every ten seconds."""
         if self._overwrites:
             room = self._room()
             line = line[:room]
@@ -36,7 +36,7 @@ class ProgressLine:
             self._write(line + "\n")
 
     def say(self, text: str) -> None:
-        """What stays."""
+        """Print a message that stays."""
         self._write(("\r" + text.ljust(self._width) if self._width else text) + "\n")
         self._width = 0
 
@@ -46,12 +46,12 @@ class ProgressLine:
         self._width = 0
 
     def _room(self) -> int | None:
-        """Of a line that reaches a terminal's last column a part would stay behind when it is written over."""
+        """The columns that a line may take: one that reaches the last column cannot be overwritten as a whole."""
         if self._notebook or self._out is None:
             return None
         try:
             columns = os.get_terminal_size(self._out.fileno()).columns
-        except (OSError, ValueError):  # a stream that only looks like a terminal, or one that is closed
+        except (OSError, ValueError):  # not a real terminal, or closed
             columns = 0
         return (columns or shutil.get_terminal_size().columns) - 1
 
@@ -63,7 +63,7 @@ class ProgressLine:
 
 
 def _in_notebook() -> bool:
-    """Whether what is printed is shown below a cell."""
+    """Whether standard output is shown below a notebook's cell."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")
 

@@ -1,4 +1,4 @@
-"""``outrider run``: prepare or resume the job, have it driven, and write down what came of it."""
+"""``outrider run``: prepare or resume the job, run its rows, and write results, job.json and report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.runner.counted import counted
 from outrider.runner.drive_job import drive
+from outrider.runner.exit_codes import ALL_DONE, INTERRUPTED, SOME_FAILED
 from outrider.runner.hosts.auth import bring_token
 from outrider.runner.hosts.limits import check_limits
 from outrider.runner.hosts.ray_restart import restart
@@ -22,12 +23,12 @@ from outrider.runner.job.directory import (
     describe,
     held,
     open_job,
-    there,
+    path_exists,
 )
 from outrider.runner.job.piped_input import is_piped
 from outrider.runner.job.prompts import check_input
 from outrider.runner.job.results import write_results
-from outrider.runner.on_end import as_started, run_on_end
+from outrider.runner.on_end import run_on_end
 from outrider.runner.options.job import JobSpec
 from outrider.runner.prepare_job import prepare
 from outrider.runner.printable import printable
@@ -35,17 +36,16 @@ from outrider.runner.report.display import Display, Watcher, console, summary_ta
 from outrider.runner.report.report import write_report
 from outrider.runner.report.status import status_of
 from outrider.runner.report.words import failure_lines
+from outrider.runner.safe_path import environment_as_given
 from outrider.runner.streams import lost_output
 from outrider.runner.writable import check_file
 from outrider.workers.errors import JobHeldError, OutriderError, RayLostError, UsageError
 from outrider.workers.models.draft_names import AUTO, LOOKUP, MODEL, NONE, SUFFIX, split_draft
 
-ALL_DONE, SOME_FAILED, INTERRUPTED = 0, 3, 130
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run of a job."""
+    """How a run of a job ended."""
 
     directory: Path
     summary: dict[str, Any]
@@ -57,9 +57,9 @@ class Outcome:
         return INTERRUPTED if self.interrupted else SOME_FAILED if self.summary["failed"] else ALL_DONE
 
 
-def run(spec: JobSpec, as_json: bool = False, again: bool = False) -> int:
-    """As the command line does it: what it says goes to standard error, and the summary in the end to whoever reads it."""
-    outcome = run_job(spec, Display(console()), again)
+def run(spec: JobSpec, as_json: bool = False, retry_failed: bool = False) -> int:
+    """Run the job for the command line: messages on standard error, with ``as_json`` the summary on standard output."""
+    outcome = run_job(spec, Display(console()), retry_failed)
     summary = outcome.summary
     if as_json:
         print(json.dumps({"job": str(outcome.directory), **summary}))
@@ -83,15 +83,15 @@ def _failures(outcome: Outcome) -> list[str]:
         return list(failure_lines(status_of(journal).failures))
 
 
-def run_job(spec: JobSpec, display: Watcher, again: bool = False) -> Outcome:
-    """Prepare the job or resume it, and run it until its end or a stop; ``again``: its failed rows, too."""
+def run_job(spec: JobSpec, display: Watcher, retry_failed: bool = False) -> Outcome:
+    """Prepare or resume the job, and run it to its end or until it is stopped; ``retry_failed``: failed rows again too."""
     if spec.on_end is None:
-        return _run_job(spec, display, again)
-    before = as_started()
+        return _run_job(spec, display, retry_failed)
+    before = environment_as_given()
     directory = spec.out or default_directory(spec.input)
     try:
-        outcome = _run_job(spec, display, again)
-    except JobHeldError:  # the job goes on elsewhere, and has not ended
+        outcome = _run_job(spec, display, retry_failed)
+    except JobHeldError:  # another process runs the job, so it has not ended
         raise
     except BaseException as error:
         run_on_end(spec.on_end, before, directory, _exit_code_of(error), display.say)
@@ -106,16 +106,16 @@ def _exit_code_of(error: BaseException) -> int:
     )
 
 
-def _run_job(spec: JobSpec, display: Watcher, again: bool) -> Outcome:
+def _run_job(spec: JobSpec, display: Watcher, retry_failed: bool) -> Outcome:
     directory = spec.out or default_directory(spec.input)
     check_apart("INPUT", spec.input, directory)
     if spec.trace is not None:
         check_apart("--trace", spec.trace, directory)
-        if there(spec.trace) and there(spec.input) and spec.trace.samefile(spec.input):
+        if path_exists(spec.trace) and path_exists(spec.input) and spec.trace.samefile(spec.input):
             raise UsageError(f"--trace: {spec.trace} is the input; name another file")
         check_file("--trace", spec.trace)
-    # A job that has its rows does not need the file any more; a pipe can be read only once.
-    if not there(directory / JOURNAL):
+    # A job whose rows are in its journal no longer needs the input file; a pipe can be read only once.
+    if not path_exists(directory / JOURNAL):
         spec.check_new()
         if not is_piped(spec.input):
             check_input(spec.input, spec.split)
@@ -123,11 +123,11 @@ def _run_job(spec: JobSpec, display: Watcher, again: bool) -> Outcome:
     if spec.address is not None:
         bring_token(display.say)
     else:
-        # Before the process that tokenizes is started, which needs some of it, too.
+        # Checked before the tokenizer process starts, since that one needs file descriptors and processes as well.
         check_limits(_least_actors(spec))
     try:
         with held(directory), display:
-            outcome = _run_held(spec, directory, display, again)
+            outcome = _run_held(spec, directory, display, retry_failed)
     except RayLostError as lost:
         display.say(f"{lost}: it is started anew, and the job goes on")
         restart()
@@ -135,14 +135,14 @@ def _run_job(spec: JobSpec, display: Watcher, again: bool) -> Outcome:
 
 
 def _least_actors(spec: JobSpec) -> int:
-    """As far as the options tell: whether there is a usual draft is not known yet."""
+    """The least number of actors that the options allow: whether the model has a draft of its own is not known yet."""
     named = split_draft(spec.draft)[0] not in (AUTO, MODEL, LOOKUP, SUFFIX, NONE)
     has_draft = named and spec.draft_tokens != 0
     return (spec.replicas or 1) * (1 + has_draft)
 
 
-def _run_held(spec: JobSpec, directory: Path, display: Watcher, again: bool) -> dict[str, Any]:
-    prepared = prepare(spec, directory, display, again)
+def _run_held(spec: JobSpec, directory: Path, display: Watcher, retry_failed: bool) -> dict[str, Any]:
+    prepared = prepare(spec, directory, display, retry_failed)
     journal = prepared.journal
     outcome = drive(spec, directory, prepared, display)
     write_results(journal, directory)

@@ -1,4 +1,4 @@
-"""Python programs that this one starts take no file of the working directory for a library."""
+"""Keep the working directory out of the module search path of the Python processes that this one starts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Where Python starts as ``python -c``, as multiprocessing does it, it otherwise looks for modules in the working directory
-# first: with a file types.py there it does not even come up.
+# multiprocessing starts ``python -c``, which searches the working directory for modules first: a file types.py there
+# would keep it from starting.
 VARIABLE = "PYTHONSAFEPATH"
 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """For all that is started meanwhile and inherits the environment."""
-    if sys.flags.safe_path:  # the user's own wish, which is handed on as it was given
+    """Set the variable for the processes that are started meanwhile."""
+    if sys.flags.safe_path:  # set by the user; children inherit it anyway
         yield
         return
     os.environ[VARIABLE] = "1"
@@ -25,6 +25,6 @@ def safe_path() -> Iterator[None]:
         os.environ.pop(VARIABLE, None)
 
 
-def as_given() -> dict[str, str]:
-    """The environment without that: for a command that is the user's own, and for this one from its beginning."""
+def environment_as_given() -> dict[str, str]:
+    """The environment without our variable: for the user's own commands, and for this command when it begins anew."""
     return {name: value for name, value in os.environ.items() if sys.flags.safe_path or name != VARIABLE}

@@ -1,4 +1,4 @@
-"""Files of a few lines that a user names. A device named by mistake may have no end, and would fill the memory."""
+"""Reads small files that a user names, with a bound: a device named by mistake (/dev/zero) would fill the memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MOST_BYTES = 1 << 20
 
 
 def read_small(path: Path) -> bytes:
-    """Also of a pipe, as a shell's ``<(command)`` is one."""
+    """Also reads pipes, such as a shell's ``<(command)``, whose size is not known beforehand."""
     with path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

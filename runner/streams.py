@@ -1,4 +1,4 @@
-"""Standard input, output and error: always open, and never the end of a job where nobody takes what is said."""
+"""Standard input, output and error: always open, and an error of writing to them never ends a job."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TextIO
 
 
 def prepare() -> None:
-    """Once, before anything is opened or said."""
+    """Call once, before any file is opened or anything is printed."""
     for number in (0, 1, 2):
         _fill(number)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115  (a descriptor; for the life of the process)
-    # Somebody who calls this within his own process may have put others in their place.
+    # A caller within the same process (a test) may have replaced sys.stdout and sys.stderr: leave those.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _tolerant(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
@@ -25,7 +25,7 @@ def prepare() -> None:
 
 
 def lost_output() -> OSError | None:
-    """Why what was printed on standard output did not all get out, told once. Who closes a pipe has read enough."""
+    """The error that kept standard output from being written, returned once; a pipe that its reader closed is none."""
     with suppress(ValueError):  # closed already
         sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
@@ -36,25 +36,25 @@ def lost_output() -> OSError | None:
 
 
 def is_taken() -> bool:
-    """Whether what is printed on standard output still gets somewhere."""
+    """Whether standard output can still be written."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return not isinstance(raw, _Tolerant) or raw.error is None
 
 
 def _fill(number: int) -> None:
-    """A closed descriptor would be given to the next file that is opened, which then got what others print."""
+    """Open /dev/null in place of a closed descriptor; else the next file that is opened gets its number and our output."""
     try:
         os.fstat(number)
     except OSError:
         opened = os.open(os.devnull, os.O_RDWR)
-        if opened != number:  # one before it is closed, and filled already
+        if opened != number:  # a lower descriptor was free
             os.dup2(opened, number)
             os.close(opened)
         os.set_inheritable(number, True)
 
 
 class _Tolerant(io.RawIOBase):
-    """Writes as long as somebody takes it; what comes then is dropped, and the reason kept."""
+    """Writes until the first error, which is kept; later writes are dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -73,7 +73,7 @@ class _Tolerant(io.RawIOBase):
         while self.error is None:
             try:
                 return os.write(self._descriptor, data)
-            except BlockingIOError:  # a terminal that another program has left so
+            except BlockingIOError:  # another program has made the terminal non-blocking
                 select.select([], [self._descriptor], [])
             except OSError as error:
                 self.error = error
@@ -81,7 +81,7 @@ class _Tolerant(io.RawIOBase):
 
 
 def _tolerant(descriptor: int, before: TextIO | None) -> TextIO:
-    # The text that stands in it goes first.
+    # Buffered text goes first.
     if before is not None:
         with suppress(OSError):
             before.flush()
@@ -89,7 +89,7 @@ def _tolerant(descriptor: int, before: TextIO | None) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(raw),  # type: ignore[type-var]
         encoding=getattr(before, "encoding", None) or "utf-8",
-        # A name that this terminal cannot show is shown escaped.
+        # Characters that the terminal's encoding lacks are escaped.
         errors="backslashreplace",
         line_buffering=descriptor == 2 or raw.isatty(),
     )

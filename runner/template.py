@@ -1,7 +1,7 @@
 """A prompt made of a row's columns: ``"Summarise: {text}"``.
 
-What stands between braces is the name of a column and nothing else. No format string of Python's is made of it, so neither
-a template nor a row reaches anything but that column's value.
+Between braces stands the name of a column and nothing else. ``str.format`` is not used: its templates can reach attributes
+of Python objects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 class TemplateError(ValueError):
-    """What is wrong with a template, or with a row that it is to be filled from."""
+    """A template that cannot be parsed, or a row that lacks a value for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Template:
             value = row.get(column)
             if value is None:
                 raise TemplateError(f'"{column}", which --template names, is {"null" if column in row else "missing"}')
-            if isinstance(value, float) and not math.isfinite(value):  # JSON has no word for it
+            if isinstance(value, float) and not math.isfinite(value):  # JSON has no NaN and no infinity
                 raise TemplateError(f'"{column}", which --template names, is {value}')
             pieces += (spelled(value), text)
         return "".join(pieces)
@@ -73,7 +73,7 @@ def spelled(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: dates in ISO 8601, bytes in base64, decimals as texts, null for what is no number."""
+    """A value as JSON can hold it: dates in ISO 8601, bytes in base64, decimals as text, null for NaN and infinities."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

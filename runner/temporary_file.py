@@ -1,4 +1,4 @@
-"""Files without a name, which a program hands to the process of its job."""
+"""Unnamed temporary files, whose descriptors a program passes to its job's process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import IO
 
 from outrider.workers.errors import JobError
 
-# Of standard input, output and errors.
-LAST_STANDARD = 2
+LAST_STANDARD = 2  # the descriptor of standard error
 
 
 def temporary_file() -> IO[bytes]:
-    """Without a buffer: what is written is there for another process, or an error, at once."""
+    """Unbuffered: another process sees at once what is written, and an error is raised by the write that failed."""
     try:
         with tempfile.TemporaryFile(prefix="outrider-", buffering=0) as file:
-            # Where this program has no standard input, as services have none, the file got that one's number, under which
-            # the job's process has its own.
+            # In a program without standard input (a service) the file may get descriptor 0 to 2, which the job's process
+            # uses for its own streams: duplicate it to a higher one.
             return os.fdopen(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, LAST_STANDARD + 1), "w+b", buffering=0)
     except OSError as error:
         raise JobError(
@@ -26,8 +25,8 @@ def temporary_file() -> IO[bytes]:
         ) from None
 
 
-def keep(what: str, data: bytes, file: IO[bytes]) -> None:
-    """All of it, which one call may not write."""
+def write_all(what: str, data: bytes, file: IO[bytes]) -> None:
+    """Write all bytes; a single ``write`` of an unbuffered file may write fewer."""
     rest = memoryview(data)
     try:
         while rest:

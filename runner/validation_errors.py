@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, as the rest of a sentence: 'must be a whole number, got 1.5'."""
+"""pydantic's errors as the rest of a sentence: 'must be a whole number, got 1.5'."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 LONGEST_SHOWN = 60
 OWN = "Value error, "
 
-# By pydantic's name for the kind of error; braces are filled from what it says of the limits.
+# By pydantic's error type; braces are filled from the error's context.
 MUST = {
     "bool_parsing": "be true or false",
     "bool_type": "be true or false",
@@ -38,7 +38,7 @@ MUST = {
 
 
 def must(error: ErrorDetails) -> str:
-    """``must …, got …``; what our own validators raise is the ``…`` between the two."""
+    """``must …, got …``; a ValueError of our own validators holds the text between the two."""
     kind, limits = error["type"], error.get("ctx", {})
     if kind == "too_long":
         return f"must have at most {limits['max_length']} entries, got {limits['actual_length']}"
@@ -47,20 +47,20 @@ def must(error: ErrorDetails) -> str:
     elif kind in MUST:
         wanted = MUST[kind].format(**{name: _spelled(limit) for name, limit in limits.items()})
     else:
-        # None of our fields leads here today. A field that does one day is still told in a sentence.
+        # No field of ours has such an error today; one that gets it some day is still reported in a sentence.
         wanted = f"be otherwise ({error['msg']})"
     return f"must {wanted}, got {shown(error['input'])}"
 
 
 def _spelled(limit: Any) -> str:
-    """All digits of a whole number, which the next one differs from in the last."""
+    """A number with all its digits, since a limit may differ from the given value in the last digit only."""
     if not isinstance(limit, int | float):
         return str(limit)
     return f"{limit:,.0f}" if isinstance(limit, float) and limit.is_integer() else f"{limit:,}"
 
 
 def where(error: ErrorDetails) -> str:
-    """Which value it is: ``"stop"[1]``, ``"logit_bias"["5"]``."""
+    """The path of the value: ``"stop"[1]``, ``"logit_bias"["5"]``."""
     first, *inner = error["loc"] or ("the entry",)
     steps = "".join(f"[{step}]" if isinstance(step, int) else f'["{short(step)}"]' for step in inner)
     return f'"{short(str(first))}"{steps}'
@@ -68,7 +68,7 @@ def where(error: ErrorDetails) -> str:
 
 def shown(value: object) -> str:
     """A value as Python writes it, short enough for a sentence."""
-    if isinstance(value, tuple):  # what stood with commas between
+    if isinstance(value, tuple):  # an option of values separated by commas
         return short(", ".join(map(str, value)))
     if isinstance(value, str):
         value = value[:LONGEST_SHOWN]

@@ -1,4 +1,4 @@
-"""Whether a file or a folder can be written: found out before the work that it is for, which may take hours."""
+"""Checks that an output file or folder can be written, before work that may take hours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.workers.errors import UsageError
 
 
 def check_file(option: str, path: Path) -> None:
-    """One that is there keeps its content."""
+    """Refuse a file that cannot be opened for writing; an existing file keeps its content."""
     was_there = os.path.lexists(path)
     try:
         path.open("ab").close()
@@ -22,13 +22,13 @@ def check_file(option: str, path: Path) -> None:
 
 
 def check_new_folder(option: str, path: Path) -> None:
-    """Nothing is made: what is written about later may yet be refused."""
+    """Refuse a folder that could not be made. It is not made yet, since a later check may refuse the command."""
     parent = path.absolute().parent
     while not os.path.lexists(parent):
         parent = parent.parent
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
-            path.lstat()  # a name may be too long
+            path.lstat()  # raises if the name is too long
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from outrider.runner.cli.ending import INTERRUPTED
+from outrider.runner.exit_codes import INTERRUPTED
 from outrider.workers.errors import ModelError, first_line
 
 

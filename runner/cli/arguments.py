@@ -1,4 +1,4 @@
-"""A command line made from a model of options, and what a person gave on it; defaults are the model's own."""
+"""typer commands made from a pydantic model of options, and the options that a user gave; defaults are the model's."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 REST = "Other options"
 NUMBERS: dict[Any, str] = {int: "<int>", float: "<float>"}
-# What more words are is said in an option's help.
+# With more choices than this, the option's help lists them instead of its metavar.
 MOST_CHOICES = 6
 
 
 def words(text: str) -> str:
-    """An option's text. An empty one is a variable of the user's shell that is not set."""
+    """An option's text. An empty one is refused: most often it is an unset variable of the user's shell."""
     if not text:
         raise typer.BadParameter("must not be empty")
     return text
@@ -37,7 +37,7 @@ Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="
 
 
 class Deferred(TyperCommand):
-    """A command whose options are made when it is called: to declare them pydantic is needed, and nothing heavy before."""
+    """A command whose options are made when it is called, so that other commands do not import pydantic for them."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self._command: TyperCommand | None = None
@@ -49,7 +49,7 @@ class Deferred(TyperCommand):
 
     @params.setter
     def params(self, given: list[Any]) -> None:
-        """What the light function takes, which is nothing."""
+        """Ignored: typer sets the parameters of the placeholder function, which has none."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         return self._made().make_context(info_name, args, parent=parent, **extra)
@@ -82,7 +82,10 @@ class _InSections(TyperCommand):
 
 
 def with_options(kind: type[OptionModel], call: Callable[..., None]) -> Callable[..., None]:
-    """A function whose signature typer reads: ``call`` gets what was given of ``kind``, and its own parameters by name."""
+    """A function with a signature for typer: the options of ``kind``, then ``call``'s own parameters.
+
+    It calls ``call`` with a dict of the options of ``kind`` that were given, and its own parameters by name.
+    """
     from outrider.runner.options.option import option_of, sections
 
     own = list(inspect.signature(call, eval_str=True).parameters.values())[1:]
@@ -116,12 +119,12 @@ def _parameter(kind: type[OptionModel], name: str) -> inspect.Parameter:
     field = kind.model_fields[name]
     option, default, asked = option_of(field), field.default, _plain(field.annotation)
     if asked is bool:
-        # What is usual needs no flag, but can be said where a file says otherwise.
+        # An option that is on by default has both flags: the positive one overrides a configuration file.
         flags = f"{flag_of(kind, name)}/--no-{name.replace('_', '-')}" if default else flag_of(kind, name)
         return _keyword(name, bool, typer.Option(flags, *option.spellings, help=option.help), default)
     kept: dict[str, Any] = {"help": option.help, "metavar": option.metavar or _choices(field)}
     if asked in NUMBERS:
-        # As a text, which the model reads: its sentences are better.
+        # Taken as text: the model parses it, with better error sentences than typer's.
         asked, kept["metavar"] = str, NUMBERS[asked]
     if asked is Path:
         kept["parser"] = path
@@ -146,13 +149,13 @@ def _keyword(name: str, annotation: Any, info: Any, default: Any) -> inspect.Par
 
 
 def _choices(field: FieldInfo) -> str | None:
-    """What an option takes, if that is a few words."""
+    """The choices of a Literal, if they are few."""
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     return "|".join(choices) if 0 < len(choices) <= MOST_CHOICES else None
 
 
 def _plain(annotation: Any) -> Any:
-    """The type as the command line takes it: words are checked by the model, whose sentences are better."""
+    """The type that typer is told. Literals and tuples are text: the model checks them, with better error sentences."""
     if get_origin(annotation) in (Union, UnionType):
         inner = [each for each in get_args(annotation) if each is not type(None)]
         return _plain(inner[0]) if len(inner) == 1 else str
@@ -185,7 +188,7 @@ def _read(field: FieldInfo, value: Any) -> Any:
         if isinstance(value, str) and number in (field.annotation, *get_args(field.annotation)):
             try:
                 return number(value)
-            except ValueError:  # the model says what it may be
+            except ValueError:  # the model refuses it with a sentence
                 return value
     return value
 

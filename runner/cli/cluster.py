@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from outrider.runner.cli.arguments import words
-from outrider.runner.cli.ending import INTERRUPTED
 from outrider.runner.counted import counted
+from outrider.runner.exit_codes import INTERRUPTED
 from outrider.runner.printable import printable, printable_lines
 from outrider.runner.streams import is_taken
 
@@ -28,7 +28,7 @@ Address = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON, for programs.")]
 Job = Annotated[str, typer.Argument(parser=words, metavar="JOB", help="A job directory, or an id from outrider list.")]
 
-# How Ray says how a driver has ended, in front of the end of its log; by a signal, the number is negative.
+# Ray's message about a driver that failed, before the end of its log; negative: the number of the signal that killed it.
 EXIT_CODE = re.compile(r"Job entrypoint command failed with exit code (-?\d+)")
 
 
@@ -115,13 +115,13 @@ def token_command() -> None:
 def status_on_cluster(job: str, address: str | None, as_json_: bool) -> None:
     """For ``outrider status`` of a job that is not a directory here."""
     from outrider.runner.hosts.submit import JobServer, as_json
-    from outrider.runner.job.directory import JOURNAL, open_job, there
+    from outrider.runner.job.directory import JOURNAL, open_job, path_exists
     from outrider.runner.report.status import status_of
 
     found = JobServer(address, _say).find(job)
     directory = Path(found.directory)
-    # The job's directory may lie on a path that this host sees, too.
-    status = status_of(open_job(directory)) if there(directory / JOURNAL) else None
+    # The job's directory may be on a file system that this host mounts too.
+    status = status_of(open_job(directory)) if path_exists(directory / JOURNAL) else None
     counts = None if status is None else status.counts
     answer: dict[str, Any] = json.loads(as_json(found))
     if status is not None and counts is not None:
@@ -136,14 +136,14 @@ def status_on_cluster(job: str, address: str | None, as_json_: bool) -> None:
 
 
 def _follow(server: Any, job: Any) -> None:
-    """Show the log to its end, and end as the driver did."""
+    """Print the log to its end, and exit with the driver's exit code."""
     from outrider.runner.hosts.submit import complaint
     from outrider.workers.errors import JobError
 
     for piece in server.follow(job):
         sys.stdout.write(printable_lines(piece))
         sys.stdout.flush()
-        if not is_taken():  # whoever has read enough does not wait for the job's end
+        if not is_taken():  # the reader of our pipe has closed it
             return
     job = server.find(job.id)
     if job.state == "STOPPED":
@@ -152,13 +152,13 @@ def _follow(server: Any, job: Any) -> None:
         said = EXIT_CODE.match(job.message)
         if said is not None and (code := int(said[1])) > 0:
             raise typer.Exit(code)
-        # The log does not say why.
+        # A death by signal leaves nothing in the log.
         why = complaint(job.message) if said is None else f"its process was ended by signal {-code}"
         raise JobError(f"{job.id} has failed on the driver's host: {why}")
 
 
 def _spec(context: typer.Context) -> Any:
-    """What ``outrider run`` would make of the words that submit was given, its refusals included."""
+    """The job that ``outrider run`` would make of submit's arguments; refuses what run would refuse."""
     from outrider.runner.cli.arguments import given
     from outrider.runner.options.job import JobSpec, build_spec
     from outrider.runner.options.values import CONFIG_SUFFIXES

@@ -1,4 +1,4 @@
-"""What the command ``outrider`` begins with; helper processes import it again, so the command line itself comes later."""
+"""Entry point of the command ``outrider``. Helper processes import it too, so it imports the command line only in main."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 
 
 def main() -> None:
-    # Nothing is imported before: an interrupt may come as soon as there is anything to interrupt.
+    # Imported inside the try: Ctrl-C may come during the import.
     try:
         from outrider.runner.cli.main import main as run
 
         run()
     except KeyboardInterrupt:
-        from outrider.runner.cli.ending import INTERRUPTED
+        from outrider.runner.exit_codes import INTERRUPTED
 
         print("stopped", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -70,7 +70,7 @@ def _topology(
 
 
 def _refuse_unread(spec: TopologySpec, planned: bool, json_: bool) -> None:
-    """One thing is printed a time, and an option that it does not depend on is refused."""
+    """Refuse options that what is printed does not depend on: one kind of output at a time."""
     from outrider.runner.options.option import flag_of
     from outrider.runner.options.topology import TopologySpec
     from outrider.workers.errors import UsageError
@@ -91,7 +91,7 @@ def _refuse_unread(spec: TopologySpec, planned: bool, json_: bool) -> None:
 
 
 def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, PlacementRequest, list[str]]:
-    """What a run of these models would ask of the placement on a machine of so many cores; and notes on the sizes."""
+    """Sizes and placement request that a run of these models would make on ``cores`` cores, and notes on the sizes."""
     from outrider.runner.job.tokenizer_process import PlanningProcess
     from outrider.runner.model_choice import is_movable, placement_request_of
     from outrider.runner.options.job import JobSpec

@@ -13,7 +13,7 @@ import typer
 import outrider
 from outrider.runner import streams
 from outrider.runner.cli.arguments import Config, Deferred, path, with_options, words
-from outrider.runner.cli.ending import ending, interrupt_on_signals
+from outrider.runner.cli.ending import exit_code_of, interrupt_on_signals
 from outrider.runner.counted import counted
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
@@ -53,9 +53,9 @@ def _run_job(
     from outrider.runner.options.job import build_spec
     from outrider.runner.run_job import run
 
-    # Until rows are under way a request to end is a Ctrl-C.
+    # Until rows are in progress (then the job drains), SIGTERM and SIGHUP interrupt as Ctrl-C does.
     interrupt_on_signals()
-    raise typer.Exit(ending(lambda: run(build_spec(given, config), as_json=json_)))
+    raise typer.Exit(exit_code_of(lambda: run(build_spec(given, config), as_json=json_)))
 
 
 @app.command("status")
@@ -72,10 +72,10 @@ def status_command(
     ] = None,
 ) -> None:
     """Show a job's rows by state, how fast it is, when it will be done, and why rows have failed."""
-    from outrider.runner.job.directory import JOURNAL, open_job, there
+    from outrider.runner.job.directory import JOURNAL, open_job, path_exists
     from outrider.runner.job.lock import is_held
 
-    if address is not None or (not there(job / JOURNAL) and job.name.startswith("outrider-")):
+    if address is not None or (not path_exists(job / JOURNAL) and job.name.startswith("outrider-")):
         from outrider.runner.cli.cluster import status_on_cluster
 
         status_on_cluster(str(job), address, json_)
@@ -168,6 +168,7 @@ def _register_other_commands() -> None:
     from outrider.runner.cli.machine import doctor_command, topology_command
     from outrider.runner.cli.merge import merge_command
     from outrider.runner.cli.quantize import quantize_command
+    from outrider.runner.cli.retry import retry_command
     from outrider.runner.cli.score import score_command
     from outrider.runner.cli.serve import serve_command
 
@@ -175,14 +176,12 @@ def _register_other_commands() -> None:
     app.command("score", cls=Deferred)(score_command)
     app.command("quantize", cls=Deferred)(quantize_command)
     app.command("merge", cls=Deferred)(merge_command)
-    from outrider.runner.cli.retry import retry_command
-
     app.command("serve", cls=Deferred)(serve_command)
-    # What submit and retry do not know themselves, they hand on to run.
-    handing_on = {"allow_extra_args": True, "ignore_unknown_options": True}
+    # submit and retry parse the options of run themselves.
+    any_options = {"allow_extra_args": True, "ignore_unknown_options": True}
     usage = "INPUT|JOB.yaml [OPTIONS OF RUN]"
-    app.command("submit", context_settings=handing_on, options_metavar=usage)(submit_command)
-    app.command("retry", context_settings=handing_on, options_metavar="JOB [OPTIONS OF RUN]")(retry_command)
+    app.command("submit", context_settings=any_options, options_metavar=usage)(submit_command)
+    app.command("retry", context_settings=any_options, options_metavar="JOB [OPTIONS OF RUN]")(retry_command)
     app.command("logs")(logs_command)
     app.command("cancel")(cancel_command)
     app.command("list")(list_command)
@@ -201,13 +200,13 @@ def main() -> None:
         with safe_path():
             _run()
     except SystemExit as done:
-        code = _code_with_all_said(done.code)
+        code = _code_unless_output_lost(done.code)
         end(code)
         sys.exit(code)
 
 
-def _code_with_all_said(code: str | int | None) -> str | int | None:
-    """A command whose answer did not get out has failed."""
+def _code_unless_output_lost(code: str | int | None) -> str | int | None:
+    """The exit code; a command whose standard output could not be written has failed."""
     if (error := streams.lost_output()) is None:
         return code
     print(f"outrider: standard output cannot be written: {error.strerror}", file=sys.stderr)

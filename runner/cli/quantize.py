@@ -14,7 +14,7 @@ STOPPED = "stopped; the same command goes on where it was"
 def quantize_command() -> Callable[..., None]:
     """Round a model's weights to 4 or 8 bits, calibrated on text: a checkpoint that vLLM and transformers read as well.
 
-    Layer by layer from disk. A run that was stopped goes on where it was when the same command is given again.
+    Layers are read from disk one by one. The same command resumes a run that was stopped.
     """
     from outrider.runner.options.quality import QuantizeSpec
 

@@ -18,7 +18,7 @@ def retry_command(
     --on-end, --allow-pickle, --address, --metrics-port and --trace hold for one run and are given again.
     """
     from outrider.runner.cli.arguments import Deferred, given
-    from outrider.runner.cli.ending import ending, interrupt_on_signals
+    from outrider.runner.cli.ending import exit_code_of, interrupt_on_signals
     from outrider.runner.options.job import JobSpec
     from outrider.runner.retry import retry_spec
     from outrider.runner.run_job import run
@@ -37,4 +37,4 @@ def retry_command(
         raise UsageError("JOB is missing: name the directory of a job")
     interrupt_on_signals()
     spec = retry_spec(job, asked)
-    raise typer.Exit(ending(lambda: run(spec, as_json=json_, again=True)))
+    raise typer.Exit(exit_code_of(lambda: run(spec, as_json=json_, retry_failed=True)))

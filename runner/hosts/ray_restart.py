@@ -7,7 +7,7 @@ import sys
 from typing import NoReturn
 
 from outrider.runner.job.journal import Journal
-from outrider.runner.safe_path import as_given
+from outrider.runner.safe_path import environment_as_given
 from outrider.workers.errors import JobError, RayLostError
 
 # So many Rays may be lost without a row ending in between; more of them would fare no better.
@@ -34,4 +34,4 @@ def restart() -> NoReturn:
     """This very command from its beginning, in this very process, without what Ray's libraries remember of the lost Ray."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], as_given() | {ANEW: "1"})
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment_as_given() | {ANEW: "1"})

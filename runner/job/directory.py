@@ -45,7 +45,7 @@ def default_directory(input_file: Path) -> Path:
     return Path(f"{name.stem}-job")
 
 
-def there(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Whether there is such a file, as far as this user can see."""
     return os.path.exists(path)  # noqa: PTH110  (Path.exists raises where a directory may not be looked into)
 
@@ -55,7 +55,7 @@ def check_apart(option: str, path: Path, directory: Path) -> None:
     kept = () if option == "INPUT" else (KEPT,)
     for own in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", DESCRIPTION, LOCK, *kept, RESULTS, ERRORS, REPORT):
         here = directory / own
-        if here.absolute() == path.absolute() or (there(here) and there(path) and here.samefile(path)):
+        if here.absolute() == path.absolute() or (path_exists(here) and path_exists(path) and here.samefile(path)):
             raise UsageError(f"{option}: {path} is a file of the job's own in {directory}; copy it, or give another --out")
 
 
@@ -65,8 +65,8 @@ def check_free(directory: Path, piped: bool) -> None:
     ``piped``: the input is kept there. A run beside this one takes the lock, keeps its input and makes its journal before
     it writes anything else; so these are looked at last, and in the opposite order.
     """
-    found = [name for name in (DESCRIPTION, RESULTS, ERRORS, REPORT) if there(directory / name)]
-    kept = [KEPT] if piped and there(directory / KEPT) else []
+    found = [name for name in (DESCRIPTION, RESULTS, ERRORS, REPORT) if path_exists(directory / name)]
+    kept = [KEPT] if piped and path_exists(directory / KEPT) else []
     holder = _holder(directory / LOCK)
     if not HOLDER.match(holder):
         found += kept
@@ -89,13 +89,13 @@ def _check_files_or_nothing(directory: Path) -> None:
 
 def _check_not_emptied(directory: Path) -> None:
     """A journal is empty for a moment when it is made, but then nothing else of the job has been written."""
-    if there(directory / DESCRIPTION) and (directory / JOURNAL).is_file() and not _has_bytes(directory / JOURNAL):
+    if path_exists(directory / DESCRIPTION) and (directory / JOURNAL).is_file() and not _has_bytes(directory / JOURNAL):
         raise damaged(directory / JOURNAL, f"it is empty, and {DESCRIPTION} tells of a job")
 
 
 def _check_not_gone(directory: Path) -> None:
     """Where there is no journal: whether there was one once."""
-    if there(directory / JOURNAL) and not (directory / JOURNAL).is_file():
+    if path_exists(directory / JOURNAL) and not (directory / JOURNAL).is_file():
         raise JobError(f"{directory / JOURNAL} is no file, and so no job's journal; name another directory")
     try:
         content = json.loads(_content(directory / DESCRIPTION))
@@ -145,7 +145,7 @@ def _said_holder(holder: bytes) -> str:
 
 def is_job(directory: Path) -> bool:
     """Whether there is a job whose input has been accepted."""
-    if not there(directory / JOURNAL):
+    if not path_exists(directory / JOURNAL):
         return False
     with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
         return journal.filled
@@ -183,7 +183,7 @@ def output_folder(directory: Path, out: Path | None, or_table: bool = False) -> 
         if not os.access(directory, os.W_OK | os.X_OK):
             raise UsageError(f"{directory} cannot be written; name another directory with --out")
         return directory
-    if there(out / JOURNAL) and not (out / JOURNAL).samefile(directory / JOURNAL):
+    if path_exists(out / JOURNAL) and not (out / JOURNAL).samefile(directory / JOURNAL):
         raise UsageError(f"--out: {out} holds another job, whose own files are called the same; name another directory")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ def _lock(directory: Path) -> tuple[bool, int]:
             handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             # Its maker may have removed it between the two steps.
-            if made is False and not there(directory):
+            if made is False and not path_exists(directory):
                 continue
             if made is None and isinstance(error, FileExistsError):
                 raise UsageError(
@@ -251,7 +251,7 @@ def _lock(directory: Path) -> tuple[bool, int]:
 
 def _unwritable_job(directory: Path, error: OSError) -> str:
     """A job that is there may be one that no --out has named, as with ``retry``."""
-    if there(directory / JOURNAL):
+    if path_exists(directory / JOURNAL):
         return (
             f"{directory} holds a job and cannot be written: {error.strerror}; make it writable, or go on with a copy of it"
         )
@@ -308,7 +308,7 @@ def describe(directory: Path, journal: Journal, description: dict[str, Any]) -> 
     path = directory / DESCRIPTION
     whole = {**read_description(directory, journal)[0], **description}
     journal.set_meta(KEPT_DESCRIPTION, whole)
-    if there(path) and not path.is_file():
+    if path_exists(path) and not path.is_file():
         path.rename(next(aside for number in count(1) if not (aside := directory / f"{DESCRIPTION}.{number}").exists()))
     write_atomically(path, [json.dumps(whole, indent=2)])
 

@@ -34,15 +34,15 @@ def differences(kept: dict[str, Any], asked: dict[str, Any]) -> str:
     return "; ".join(f"{key}: {_short(kept.get(key))} then, {_short(asked.get(key))} now" for key in different)
 
 
-def check_same(kept: dict[str, Any], asked: dict[str, Any], what: str, directory: Path, again: bool = False) -> None:
-    """Refuse to go on with a job that would have two kinds of rows in it. ``again``: by ``retry``, which has no --out."""
+def check_same(kept: dict[str, Any], asked: dict[str, Any], what: str, directory: Path, retry_failed: bool = False) -> None:
+    """Refuse to resume a job with another model, input or options. ``retry_failed``: ``retry`` has no --out to suggest."""
     if kept.get("model") != asked.get("model") and not is_of_this_kind(str(kept.get("model"))):
         raise JobChangedError(
             f"{directory} holds a job that was begun by an older outrider, which knew a model's weights by other means, so "
             "whether they are the same cannot be told: finish it with that version, or give another directory with --out"
         )
     if shown := differences(kept, asked):
-        if again:
+        if retry_failed:
             raise JobChangedError(f"{directory} holds a job with {what} other than now ({shown}); run it as it was begun")
         raise JobChangedError(
             f"{directory} holds a job with {what} other than now ({shown}); "

@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.runner.job import piped_input as piped
 from outrider.runner.job.arrow_input import ArrowSource, digest_of_directory, kind_of
-from outrider.runner.job.directory import there
+from outrider.runner.job.directory import path_exists
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.prompts import check_input
 from outrider.runner.job.source import Source, file_digest
@@ -68,10 +68,10 @@ def digest_of_resumed_input(
         if digest is None and not needless:
             raise UsageError(f"{piped.called(path)} is empty, and {directory} was begun with {told.get('name', 'a file')}")
         return digest
-    if told.get("path") == _location(path) and not there(path):
+    if told.get("path") == _location(path) and not path_exists(path):
         say(f"note: {path} is not there any more; the job goes on with the rows that its journal holds")
         return None
-    if "path" in told and not told.get("piped") and not there(path):
+    if "path" in told and not told.get("piped") and not path_exists(path):
         raise UsageError(
             f"{path} is not there, and {directory} was begun with {told['path']}; name the input where it lies now, or go "
             "on without it by outrider retry"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 from outrider.runner.job import unencodable_lines
-from outrider.runner.temporary_file import keep
+from outrider.runner.temporary_file import write_all
 from outrider.runner.validation_errors import short, shown
 from outrider.workers.errors import InputError, UsageError
 
@@ -41,7 +41,7 @@ def write_lines(rows: object, file: IO[bytes], skip_bad: bool = False) -> str:
         bad += bool(problem)
         digest.update(line)
         # What the rows raise while they are made is their own: only the writing is tried.
-        keep("the rows", line, file)
+        write_all("the rows", line, file)
     if bad and not skip_bad:
         from outrider.runner.job.admission import refusal_of  # few calls need it
 

@@ -31,7 +31,7 @@ from outrider.runner.job.carried_columns import (
     json_columns,
     names_apart,
 )
-from outrider.runner.job.directory import JOURNAL, check_apart, open_job, read_description, there
+from outrider.runner.job.directory import JOURNAL, check_apart, open_job, path_exists, read_description
 from outrider.runner.job.input import KEY as INPUT
 from outrider.runner.job.journal import DONE, FAILED, Journal
 from outrider.runner.job.piped_input import has_no_name
@@ -91,7 +91,7 @@ def format_of(path: Path) -> str | None:
 
 def table_of(out: Path | None, form: str | None) -> str | None:
     """The form that a name behind ``--out`` asks for; None where it is, or will be, a directory for what ``form`` makes."""
-    if out is None or (there(out) and out.is_dir()):
+    if out is None or (path_exists(out) and out.is_dir()):
         return None
     if (named := format_of(out)) is None and out.suffix and form != DATASET:
         raise UsageError(
@@ -106,7 +106,7 @@ def write_table(directory: Path, path: Path, form: str) -> Path:
     if not path.name:
         raise UsageError(f"{path} is not a name to write a table to; give one, such as {NAMES[form]}")
     check_apart("--out", path, directory)
-    if there(path.parent / JOURNAL):  # another job's
+    if path_exists(path.parent / JOURNAL):  # another job's
         check_apart("--out", path, path.parent)
     with closing(open_job(directory)) as journal:
         check_not_input(path, directory, journal, form)
@@ -124,7 +124,7 @@ def write_table(directory: Path, path: Path, form: str) -> Path:
 def check_not_input(path: Path, directory: Path, journal: Journal, form: str | None = None) -> None:
     """Refuse to write over the job's input, or into it: the job could not be resumed with what is left."""
     for given in _inputs(directory, journal):
-        if given.absolute() == path.absolute() or (there(given) and there(path) and given.samefile(path)):
+        if given.absolute() == path.absolute() or (path_exists(given) and path_exists(path) and given.samefile(path)):
             raise UsageError(f"--out: {path} is the input of {directory}; name another")
         real, real_input = Path(os.path.realpath(path)), Path(os.path.realpath(given))
         # A directory's rows are those of all Parquet files and saved datasets in it.
@@ -267,12 +267,12 @@ def _write_dataset(journal: Journal, path: Path) -> None:
                 with atomically(new / name) as file:
                     file.write(json.dumps(content).encode())
             _check_replaceable(path)  # once more: writing may have taken long
-            if there(path):
+            if path_exists(path):
                 path.rename(old)
             try:
                 new.rename(path)
             finally:
-                if there(old) and not there(path):
+                if path_exists(old) and not path_exists(path):
                     old.rename(path)
             sync_folder(path.parent)
             shutil.rmtree(old, ignore_errors=True)
@@ -283,7 +283,7 @@ def _write_dataset(journal: Journal, path: Path) -> None:
 
 def _check_replaceable(path: Path) -> None:
     """Nothing but a saved dataset gives way to one: whatever else a directory holds would be lost with it."""
-    if not there(path):
+    if not path_exists(path):
         return
     its_own = _files_of_saved(path)
     if not its_own:

@@ -27,7 +27,7 @@ from outrider.runner.job.source import Source
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options.job import JobSpec
 from outrider.runner.options.option import build_options
-from outrider.runner.prepare_job import Called, prepare
+from outrider.runner.prepare_job import ShownNames, prepare
 from outrider.runner.printable import printable
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.serve.batch_requests import error_entry
@@ -99,8 +99,10 @@ def _admitted(asked: Message, line: Line, helper: TokenizerProcess) -> Message:
                 errors := list(islice(foreign_rows(spec.input, asked["endpoint"], asked["model"]), MOST_ERRORS))
             ):
                 return {"refused": errors}
-            called = Called(INPUT, asked["model"])
-            with closing(prepare(spec, directory, Notes(line), helper=helper, called=called).journal) as journal:
+            names = ShownNames(INPUT, asked["model"])
+            with closing(
+                prepare(spec, directory, Notes(line), running_tokenizer=helper, shown_names=names).journal
+            ) as journal:
                 if errors := list(islice(repeated_rows(journal), MOST_ERRORS)):
                     return {"refused": errors}
                 return {"admitted": journal.counts().rows}

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from outrider.runner.job.directory import JOURNAL, describe, there
+from outrider.runner.job.directory import JOURNAL, describe, path_exists
 from outrider.runner.job.journal import Counts, Journal
 from outrider.runner.job.results import error_record, write_results
 from outrider.runner.report.report import write_report
@@ -80,7 +80,7 @@ def usage_of(directory: Path) -> dict[str, Any]:
 
 def has_done_rows(directory: Path) -> bool:
     """Also where that cannot be told, since the journal is damaged."""
-    if not there(directory / JOURNAL):
+    if not path_exists(directory / JOURNAL):
         return False
     try:
         with closing(Journal(directory / JOURNAL, read_only=True)) as journal:

@@ -21,10 +21,11 @@ from unittest import mock
 
 from virtual_ray import Fate, Future, TargetActor, VirtualRay, in_place_of_ray
 
-from outrider.runner import drive_job, prepare_job, run_job
+from outrider.runner import drive_job, prepare_job
 from outrider.runner.cli import machine as cli_machine
 from outrider.runner.cli import main as cli
 from outrider.runner.driving import driver
+from outrider.runner.exit_codes import SOME_FAILED
 from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job import admission, journal, results
 from outrider.runner.job import directory as job
@@ -52,7 +53,7 @@ INPUT = [
     {"id": "bad", "prompt": ""},
     *({"id": f"row {n}", "prompt": "x", "seed": n, "max_tokens": 3} for n in range(7, 12)),
 ]
-EXIT_CODE = run_job.SOME_FAILED
+EXIT_CODE = SOME_FAILED
 
 
 class FakeTokenizerProcess:

@@ -276,8 +276,8 @@ from outrider.runner import job_process
 
 job_process.BEGIN = (
     "import json, os, sys; asked = json.loads(sys.argv[1]); "
-    "options = json.loads(os.pread(asked['told'], asked['options'], 0)); rows = open(options['input']).read(); "
-    "os.write(asked['told'], json.dumps({{'note': rows, 'ended': 0}}).encode() + b'\\\\n')"
+    "options = json.loads(os.pread(asked['events'], asked['options'], 0)); rows = open(options['input']).read(); "
+    "os.write(asked['events'], json.dumps({{'note': rows, 'ended': 0}}).encode() + b'\\\\n')"
 )
 for closed in (1, 2, 3):
     if os.fork() == 0:
@@ -300,7 +300,7 @@ def test_a_program_without_standard_input_or_output_hands_its_rows_over(tmp_path
 def child(program: str, monkeypatch: pytest.MonkeyPatch) -> job_process.JobProcess:
     """A process as a job's, with this program in the place of the job."""
     begin = "import json, os, signal, sys, time\nasked = json.loads(sys.argv[1])\n"
-    begin += "def tell(**event): os.write(asked['told'], json.dumps(event).encode() + b'\\n')\n" + program
+    begin += "def tell(**event): os.write(asked['events'], json.dumps(event).encode() + b'\\n')\n" + program
     monkeypatch.setattr(job_process, "BEGIN", begin.replace("{", "{{").replace("}", "}}"))
     return job_process.JobProcess(JobSpec(input=Path("in.jsonl")))
 
@@ -521,11 +521,11 @@ def test_what_a_full_disk_kept_back_is_told_when_there_is_room(
 ) -> None:
     """Wherever it filled up: within an event, or between two."""
     process, events = child("pass", monkeypatch), []
-    told = job_child.Told(process._told.fileno())
+    told = job_child.EventWriter(process._events.fileno())
     disk.room = room
     told.say("a note")
     told.tell(error={"kind": "InputError", "sentence": "two rows are wrong", "lines": []})
-    events += process._news()
+    events += process._new_events()
     disk.room = 1 << 20
     told.tell(ended=2)
     process.follow(events.append)
@@ -537,7 +537,7 @@ def test_what_a_full_disk_kept_back_is_told_when_there_is_room(
 
 def test_a_full_disk_makes_no_heap_of_progress_that_is_old(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     process, events = child("pass", monkeypatch), []
-    told = job_child.Told(process._told.fileno())
+    told = job_child.EventWriter(process._events.fileno())
     monkeypatch.setattr(job_child, "TELL_SECONDS", 0.0)
     disk.room = 5
     for _ in range(100):
@@ -550,7 +550,7 @@ def test_a_full_disk_makes_no_heap_of_progress_that_is_old(disk: Disk, monkeypat
 
 def test_the_last_event_waits_for_room(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     process, events = child("pass", monkeypatch), []
-    told = job_child.Told(process._told.fileno())
+    told = job_child.EventWriter(process._events.fileno())
     disk.room = 3
     told.tell(ended=0)
     naps: list[float] = []
@@ -561,18 +561,18 @@ def test_the_last_event_waits_for_room(disk: Disk, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(job_child, "time", SimpleNamespace(monotonic=lambda: sum(naps), sleep=sleep))
     told.close()
-    events += process._news()
+    events += process._new_events()
     assert events == [{"ended": 0}]
     disk.room = 0
     told.tell(ended=1)
     told.close()
-    assert sum(naps) == pytest.approx(job_child.LAST_SECONDS, abs=1.0), "it gives up in the end"
+    assert sum(naps) == pytest.approx(job_child.LAST_WRITE_SECONDS, abs=1.0), "it gives up in the end"
 
 
 def test_half_an_event_of_an_earlier_life_is_not_glued_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     process, events = child("pass", monkeypatch), []
-    os.write(process._told.fileno(), b'{"progress": "3 of')
-    told = job_child.Told(process._told.fileno())
+    os.write(process._events.fileno(), b'{"progress": "3 of')
+    told = job_child.EventWriter(process._events.fileno())
     told.tell(ended=0)
     process.follow(events.append)
     assert events == [{"ended": 0}]
@@ -692,12 +692,12 @@ def test_a_job_that_takes_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 WATCHED = """
 import os, signal, sys, time
 from pathlib import Path
-from outrider.runner.job_child import _outlive_by_little
+from outrider.runner.job_child import _drain_when_orphaned
 signal.signal(signal.SIGTERM, lambda *_: (Path(sys.argv[1]).write_text("drains"), os._exit(0)))
 CALLER = os.getpid()
 if os.fork() == 0:
     time.sleep(DELAY)
-    _outlive_by_little(CALLER)
+    _drain_when_orphaned(CALLER)
     time.sleep(60)
 time.sleep(0.2)
 """

@@ -20,7 +20,7 @@ import pytest
 
 from outrider.kernels import library
 from outrider.runner import process_exit
-from outrider.runner.cli.ending import ending, interrupt_on_signals
+from outrider.runner.cli.ending import exit_code_of, interrupt_on_signals
 from outrider.runner.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,7 +184,7 @@ def test_a_request_that_is_told_twice_is_one(
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(number)
     signal.raise_signal(number)
-    monkeypatch.setattr(process_exit, "TWICE_SECONDS", 0.0)
+    monkeypatch.setattr(process_exit, "REPEATED_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(number)
 
@@ -226,7 +226,7 @@ def test_a_job_that_is_left_is_not_disturbed_on_its_way_out(hang_ups: None, caps
         raise KeyboardInterrupt
 
     interrupt_on_signals()
-    assert ending(leave) == 130
+    assert exit_code_of(leave) == 130
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.raise_signal(number)
     assert capsys.readouterr().err == "stopped; the same command resumes the job\n"

@@ -674,16 +674,16 @@ def test_replicas_are_told_of_samples_as_their_rows(heard: Heard) -> None:
     """Memory is taken beforehand for as many as will run at once."""
     spec = spec_of('{"prompt": "x", "max_tokens": 3, "n": 5, "temperature": 1}', ROW)
     Path("job").mkdir()
-    prepared = prepare_job.prepare(spec, Path("job"), heard, helper=FakeTokenizerProcess())  # type: ignore[arg-type]
+    prepared = prepare_job.prepare(spec, Path("job"), heard, running_tokenizer=FakeTokenizerProcess())  # type: ignore[arg-type]
     prepared.journal.close()
     assert prepared.replica_template.rows == 6
 
 
 def test_samples_of_a_row_share_its_prompt_where_the_engine_can() -> None:
     lengths = [(1000, 10, 3), (500, 20, 4)]
-    assert prepare_job._at_once(lengths, 5, shared=False) == (5, 3 * 1010 + 2 * 520)
-    assert prepare_job._at_once(lengths, 5, shared=True) == (5, 1000 + 30 + 500 + 40)
-    assert prepare_job._at_once(lengths, 9, shared=True) == (7, 1000 + 30 + 500 + 80)
+    assert prepare_job._most_at_once(lengths, 5, shared=False) == (5, 3 * 1010 + 2 * 520)
+    assert prepare_job._most_at_once(lengths, 5, shared=True) == (5, 1000 + 30 + 500 + 40)
+    assert prepare_job._most_at_once(lengths, 9, shared=True) == (7, 1000 + 30 + 500 + 80)
 
 
 @pytest.mark.usefixtures("small_machine")

@@ -15,12 +15,12 @@ from outrider.runner.safe_path import VARIABLE, safe_path
 PROGRAM = """
 import multiprocessing, os
 from outrider.runner.cli import main as cli
-from outrider.runner.on_end import as_started
+from outrider.runner.safe_path import environment_as_given
 def app():
     process = multiprocessing.get_context("spawn").Process(target=print, args=("it came up",))
     process.start()
     process.join()
-    print(process.exitcode, as_started().get("PYTHONSAFEPATH"), flush=True)
+    print(process.exitcode, environment_as_given().get("PYTHONSAFEPATH"), flush=True)
 cli.app = app
 if __name__ == "__main__":
     cli.main()
