@@ -35,7 +35,7 @@ def seconds_a_write(folder: Path, rows: int, tokens: int) -> tuple[float, float]
         for number in range(WRITES):
             told = [PartialTokens(row * MOST_SAMPLES, number * tokens, tuple(range(tokens))) for row in range(rows)]
             cpu, clock = time.process_time(), time.perf_counter()
-            written.told(0, told)
+            written.add_reported(0, told)
             journal.keep_tokens(written.to_keep())
             used.append(time.process_time() - cpu)
             passed.append(time.perf_counter() - clock)

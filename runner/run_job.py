@@ -21,7 +21,7 @@ from outrider.runner.job.directory import (
     check_free,
     default_directory,
     describe,
-    held,
+    job_lock,
     open_job,
     path_exists,
 )
@@ -126,7 +126,7 @@ def _run_job(spec: JobSpec, display: Watcher, retry_failed: bool) -> Outcome:
         # Checked before the tokenizer process starts, since that one needs file descriptors and processes as well.
         check_limits(_least_actors(spec))
     try:
-        with held(directory), display:
+        with job_lock(directory), display:
             outcome = _run_held(spec, directory, display, retry_failed)
     except RayLostError as lost:
         display.say(f"{lost}: it is started anew, and the job goes on")

@@ -26,7 +26,7 @@ sys.path.append(str(ROOT / "tests" / "support"))
 import openai  # noqa: E402
 from serve_world import KEY, FakeRunner, World, _result, line  # noqa: E402
 
-from outrider.runner.job.directory import JOURNAL, held  # noqa: E402
+from outrider.runner.job.directory import JOURNAL, job_lock  # noqa: E402
 from outrider.runner.job.journal import Journal, StoredRow  # noqa: E402
 from outrider.runner.job.prompts import BadRow, read_rows  # noqa: E402
 from outrider.runner.job.results import result_record  # noqa: E402
@@ -58,7 +58,7 @@ class StreamingRunner(FakeRunner):
 
     def run(self, job: BatchJob) -> None:
         last = -1
-        with held(job.directory), closing(Journal(job.directory / JOURNAL)) as journal:
+        with job_lock(job.directory), closing(Journal(job.directory / JOURNAL)) as journal:
             while found := journal.pending(last, PORTION):
                 last = found[-1][0]
                 rows = journal.load([row for row, _ in found])

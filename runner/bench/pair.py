@@ -57,7 +57,7 @@ class Pair:
                     elif call is Call.LOAD_DRAFT:
                         self.reports["draft"] = value
                         self._replica.draft_is_ready(value)
-                        self._replica.introduce_draft()
+                        self._replica.attach_draft()
                 if time.monotonic() > deadline:
                     late, plan = "the target", self._replica.plan.target
                     if "target" in self.reports and self._replica.plan.draft is not None:

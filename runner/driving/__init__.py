@@ -1,1 +1,1 @@
-"""The driver: rows to replicas, and their answers back."""
+"""The driver: sends rows to replicas and collects their answers."""

@@ -1,26 +1,27 @@
-"""What rows wrote, on its way from the replicas that wrote it to the others: candidates may be found there."""
+"""Answers of each replica, passed on to the others, whose suffix finders look for candidates in them."""
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
 
-# Of answers, with one harvest; what a replica has no room for it does without.
+# Tokens that one harvest request carries; older answers beyond that are dropped.
 MOST_TOKENS = 8192
-# Answers that wait for replicas which have not asked since.
+# Answers that are kept for replicas which have not asked for them yet.
 MOST_ANSWERS = 1024
 
 
 class AnswerExchange:
-    """Each answer is kept once, and each replica told of those behind the last that it was told of.
+    """Keeps each answer once, with the number up to which each replica has been sent them.
 
-    So an answer costs the same however many replicas there are, and a message never has more than ``MOST_TOKENS`` tokens.
+    So memory does not grow with the number of replicas, and a message has at most ``MOST_TOKENS`` tokens.
     """
 
     def __init__(self) -> None:
         # (number of the answer, replica that wrote it, tokens)
         self._answers: deque[tuple[int, int, bytes]] = deque(maxlen=MOST_ANSWERS)
-        self._told: dict[int, int] = {}
+        # By replica: the number of the first answer that it has not been sent.
+        self._sent: dict[int, int] = {}
         self._count = 0
 
     def add(self, replica: int, tokens: tuple[int, ...]) -> None:
@@ -28,13 +29,13 @@ class AnswerExchange:
         self._count += 1
 
     def take(self, replica: int) -> tuple[bytes, ...]:
-        """The newest answers that others wrote since this replica asked last, the oldest of them first."""
-        told, self._told[replica] = self._told.get(replica, 0), self._count
+        """The newest answers that other replicas wrote since this one asked last, oldest first."""
+        sent, self._sent[replica] = self._sent.get(replica, 0), self._count
         found: list[bytes] = []
         room = MOST_TOKENS
         for number, writer, answer in reversed(self._answers):
             room -= len(answer) // 4
-            if number < told or room < 0:
+            if number < sent or room < 0:
                 break
             if writer == replica:
                 room += len(answer) // 4
@@ -43,8 +44,8 @@ class AnswerExchange:
         return tuple(reversed(found))
 
     def started(self, replica: int) -> None:
-        """A target that begins knows nothing."""
-        self._told.pop(replica, None)
+        """A new target process has none of the answers."""
+        self._sent.pop(replica, None)
 
 
 def packed(tokens: tuple[int, ...]) -> bytes:

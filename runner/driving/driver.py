@@ -1,7 +1,7 @@
-"""The driver's loop: what Ray reports becomes events, schedule and lifecycle say what is to be done, and it is done.
+"""The driver's loop: turns what Ray reports into events for schedule and lifecycle, and carries out their commands.
 
-Here is all that waits, asks Ray, or looks at the clock. Which replica does which row is decided in ``schedule.py``, what
-becomes of a replica in ``lifecycle.py``, and what a job has come to stands in ``job_record.py``.
+Only this module waits, calls Ray and reads the clock. ``schedule.py`` decides which replica does which row,
+``lifecycle.py`` when replicas are started and stopped; ``job_record.py`` keeps the results.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from outrider.workers.errors import JobChangedError, JobError, RayLostError
 from outrider.workers.messages import Harvest, Row, RowResult, WorkerReport
 
 TICK_SECONDS = 0.2
-# So many answers without a row in them are asked for at most, however many replicas there are.
+# Harvests without ended rows: at most this many a second of all replicas together, so that they do not occupy the driver.
 HARVESTS_A_SECOND = 200
 
 
-class Rows(Protocol):
-    """Where rows come from: a job's journal, or several."""
+class RowSource(Protocol):
+    """Where rows come from: the journal of one job, or those of a server's batches."""
 
     def pending(self, after: int, count: int) -> list[tuple[int, int]]: ...
 
     def count_attempt(self, rows: Sequence[int]) -> None: ...
 
 
-class Record(Protocol):
-    """What becomes of rows, and is known of replicas meanwhile: of a job, or of several. See ``JobRecord``."""
+class DriverRecord(Protocol):
+    """Where results, counters and pinning are kept: those of one job (``JobRecord``) or of a server's batches."""
 
     counters: JobCounters
 
@@ -63,18 +63,18 @@ class Record(Protocol):
 
     def replica_stopped(self, replica: int) -> None: ...
 
-    def keep_due(self) -> None: ...
+    def save_if_due(self) -> None: ...
 
-    def keep_all(self) -> None: ...
+    def save_all(self) -> None: ...
 
 
 class DriverLoop:
-    """What a driver does, whosever rows it has."""
+    """The loop of a job's driver (``Driver``) and of a model's process of the batch server (``SharedDriver``)."""
 
     def __init__(
         self,
-        rows: Rows,
-        record: Record,
+        rows: RowSource,
+        record: DriverRecord,
         plans: Sequence[ReplicaPlan],
         rows_schedule: Schedule,
         start_deadline: float,
@@ -92,13 +92,13 @@ class DriverLoop:
         self._show = show
         self.record = record
         self.counters = record.counters
-        wanted = len(plans) > 1 and all(each.replica_spec.suffix and each.replica_spec.answer_tokens for each in plans)
-        self._answers = AnswerExchange() if wanted else None
+        shared = len(plans) > 1 and all(each.replica_spec.suffix and each.replica_spec.answer_tokens for each in plans)
+        self._answers = AnswerExchange() if shared else None
         self._replicas = {number: self._new_replica(number, plan) for number, plan in enumerate(plans)}
         self._target = plans[0].target.model
         self._lifecycle = Lifecycle(plans, start_deadline, patience)
         self._schedule = rows_schedule
-        # The last row that was fetched.
+        # The number of the last row that was fetched.
         self._cursor = -1
         self._finish: schedule.Finish | None = None
         self._drain = threading.Event()
@@ -113,22 +113,22 @@ class DriverLoop:
         return self._drain.is_set()
 
     def run(self) -> None:
-        """Until every row has ended, or the drain is done."""
+        """Run until every row has ended, or, after ``drain``, every row in progress."""
         try:
-            self._carry_out(self._lifecycle.start(time.monotonic()))
-            self._perform(self._schedule.start())
+            self._carry_out_lifecycle(self._lifecycle.start(time.monotonic()))
+            self._carry_out_schedule(self._schedule.start())
             while self._finish is None:
                 self._ask_for_harvests()
-                self._take(self._arrived())
+                self._handle_answers(self._wait_for_answers())
                 self._offer_cores()
-                self._live(lifecycle.Tick())
+                self._tell_lifecycle(lifecycle.Tick())
                 self._begin_drain_if_asked()
-                self._look_around()
-                self.record.keep_due()
+                self._at_every_tick()
+                self.record.save_if_due()
                 self._show(self.counters)
             self._collect_traces()
         except Exception as error:
-            # Whatever a Ray raises whose servers are gone.
+            # A Ray whose servers are gone may raise any exception.
             if (how := self._hosts.lost()) is None:
                 raise
             self.counters.ray_deaths += 1
@@ -136,22 +136,22 @@ class DriverLoop:
         finally:
             for replica in self._replicas.values():
                 replica.stop()
-            self.record.keep_all()
+            self.record.save_all()
         if self._finish.reason is not None:
             why = with_remedy(self._finish.reason, self._target)
             raise JobError(f"{why}; the rows already done are kept, and the job can be resumed")
 
-    def _look_around(self) -> None:
-        """At every tick: what else there is to do."""
+    def _at_every_tick(self) -> None:
+        """For subclasses: further work of every turn of the loop."""
 
-    # What happens, as events
+    # What Ray reports, as events
 
     def _ask_for_harvests(self) -> None:
         for replica in self._replicas.values():
             replica.harvest(max(1.0, len(self._replicas) / HARVESTS_A_SECOND))
 
-    def _arrived(self) -> list[tuple[Replica, Any, Any]]:
-        """Every answer that is there, after waiting a little for the first: its replica, its future, what it came to."""
+    def _wait_for_answers(self) -> list[tuple[Replica, Any, Any]]:
+        """Wait up to a tick for the first answer; all answers that have arrived: replica, future, value or exception."""
         asked = {future: replica for replica in self._replicas.values() for future in replica.pending}
         if not asked:
             self._drain.wait(TICK_SECONDS)
@@ -160,22 +160,22 @@ class DriverLoop:
         more = ray.wait(others, num_returns=len(others), timeout=0)[0] if first and others else []
         return [(asked[future], future, _answer(future)) for future in (*first, *more)]
 
-    def _take(self, answers: Sequence[tuple[Replica, Any, Any]]) -> None:
-        self._inform(schedule.Tick(time.monotonic()))
-        # What ended before something died is good, so harvests come first; together they are one transaction.
+    def _handle_answers(self, answers: Sequence[tuple[Replica, Any, Any]]) -> None:
+        self._tell_schedule(schedule.Tick(time.monotonic()))
+        # Harvests first: rows that ended before an actor died are results. All of them are one transaction of the journal.
         harvests = [(replica, answer) for replica, _, answer in answers if isinstance(answer, Harvest)]
         for replica, future, answer in answers:
             if isinstance(answer, Harvest):
                 del replica.pending[future]
                 replica.harvested()
-        self._tell_others(harvests)
+        self._share_answers(harvests)
         if ended := self.record.take(harvests):
-            self._inform(schedule.RowsEndedTogether(tuple(ended)))
-        # What dies with Ray is not to blame.
+            self._tell_schedule(schedule.RowsEndedTogether(tuple(ended)))
+        # If Ray itself is gone, the deaths below are its own, and no row or replica is blamed for them.
         if (how := self._hosts.lost()) is not None:
             raise RayLostError(how)
         for replica, future, answer in answers:
-            if future in replica.pending:  # else an earlier event of this very tick has replaced the replica
+            if future in replica.pending:  # else an earlier event of this turn has restarted the replica
                 call = replica.pending.pop(future)
                 event = (
                     self._failed(replica, call, answer)
@@ -183,9 +183,9 @@ class DriverLoop:
                     else self._answered(replica, call, answer)
                 )
                 if event is not None:
-                    self._live(event)
+                    self._tell_lifecycle(event)
 
-    def _tell_others(self, harvests: Sequence[tuple[Replica, Harvest]]) -> None:
+    def _share_answers(self, harvests: Sequence[tuple[Replica, Harvest]]) -> None:
         if self._answers is not None:
             for replica, harvest in harvests:
                 for ended in harvest.ended:
@@ -222,11 +222,11 @@ class DriverLoop:
         number = replica.number
         match call:
             case Call.TRACE_DRAFT:
-                return None  # its end is what the watch reports
+                return None  # WATCH_DRAFT reports the draft's death
             case Call.SIGN_OF_LIFE:
                 return lifecycle.HostGone(number)
         cause, raised = (error.cause, True) if isinstance(error, RayTaskError) else (error, False)
-        # Kills on another host are not seen here, nor is its shared memory.
+        # The kernel's memory kills and /dev/shm can be read only for this host.
         died_here = not raised and replica.plan.target.node is None
         killed_for_memory = died_here and self._memory_kills.rose()
         reason = explain(error, killed_for_memory, full_shared_memory() if died_here else None)
@@ -242,25 +242,25 @@ class DriverLoop:
     def _offer_cores(self) -> None:
         if not self._draining:
             for plan in self._hosts.new_replica_plans(self._lifecycle.unplaced):
-                self._live(lifecycle.CoresOffered(plan))
+                self._tell_lifecycle(lifecycle.CoresOffered(plan))
 
     def _begin_drain_if_asked(self) -> None:
         if self._drain.is_set() and not self._draining:
             self._draining = True
-            self._live(lifecycle.Drain())
-            self._inform(schedule.Drain())
+            self._tell_lifecycle(lifecycle.Drain())
+            self._tell_schedule(schedule.Drain())
 
-    # What is to be done about it
+    # What lifecycle and schedule want done
 
-    def _live(self, event: lifecycle.Event) -> None:
-        self._carry_out(self._lifecycle.handle(event, time.monotonic()))
+    def _tell_lifecycle(self, event: lifecycle.Event) -> None:
+        self._carry_out_lifecycle(self._lifecycle.handle(event, time.monotonic()))
         self.counters.replicas_up = self._lifecycle.up
         self.counters.without_cores = self._lifecycle.without_cores
 
-    def _inform(self, event: schedule.Event) -> None:
-        self._perform(self._schedule.handle(event))
+    def _tell_schedule(self, event: schedule.Event) -> None:
+        self._carry_out_schedule(self._schedule.handle(event))
 
-    def _carry_out(self, instructions: Iterable[lifecycle.Instruction]) -> None:
+    def _carry_out_lifecycle(self, instructions: Iterable[lifecycle.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case lifecycle.Place(number, plan):
@@ -270,34 +270,34 @@ class DriverLoop:
                     self._replicas[number].start()
                 case lifecycle.StartDraft(number):
                     self._replicas[number].start_draft()
-                case lifecycle.IntroduceDraft(number):
-                    self._introduce_draft(self._replicas[number])
+                case lifecycle.AttachDraft(number):
+                    self._attach_draft(self._replicas[number])
                 case lifecycle.Stop(number):
                     self._replicas[number].stop()
                     self.record.replica_stopped(number)
                 case lifecycle.Release(number):
                     self._release(self._replicas[number])
                 case lifecycle.AskHost(number):
-                    self._live(self._ask_host(self._replicas[number]))
+                    self._tell_lifecycle(self._ask_host(self._replicas[number]))
                 case lifecycle.Note(sentence):
                     self.counters.note(sentence)
                 case lifecycle.NoteLeftOut(number, difference):
                     host = self._hosts.host(self._replicas[number].plan)
                     self.counters.note(f"replica {number} on {host} is not used: {difference}")
-                case lifecycle.Record(loss, number, reason):
-                    self._count(loss, number, reason)
-                case lifecycle.Tell(event):
-                    self._inform(event)
+                case lifecycle.RecordLoss(loss, number, reason):
+                    self._record_loss(loss, number, reason)
+                case lifecycle.TellSchedule(event):
+                    self._tell_schedule(event)
                 case lifecycle.EndJob(error):
                     raise error
 
-    def _perform(self, commands: Iterable[schedule.Command]) -> None:
+    def _carry_out_schedule(self, commands: Iterable[schedule.Command]) -> None:
         for command in commands:
             match command:
                 case schedule.Fetch(count):
                     rows = self._rows.pending(self._cursor, count)
                     self._cursor = rows[-1][0] if rows else self._cursor
-                    self._inform(schedule.RowsFetched(tuple(rows), len(rows) < count))
+                    self._tell_schedule(schedule.RowsFetched(tuple(rows), len(rows) < count))
                 case schedule.Send(number, numbers):
                     self._replicas[number].submit(self.record.rows_to_send(numbers, number))
                 case schedule.Cancel(number, numbers):
@@ -307,7 +307,7 @@ class DriverLoop:
                 case schedule.FailRow(row, reason):
                     self.record.give_up(row, reason)
                 case schedule.Restart(number):
-                    self._live(lifecycle.RestartWanted(number))
+                    self._tell_lifecycle(lifecycle.RestartWanted(number))
                 case schedule.Finish():
                     self._finish = command
 
@@ -325,8 +325,8 @@ class DriverLoop:
     def _release(self, replica: Replica) -> None:
         self._hosts.release(replica.plan)
 
-    def _introduce_draft(self, replica: Replica) -> None:
-        replica.introduce_draft()
+    def _attach_draft(self, replica: Replica) -> None:
+        replica.attach_draft()
         if self._trace.enabled:
             replica.align("draft", self._trace)
             replica.draft_trace()
@@ -340,14 +340,14 @@ class DriverLoop:
         replica.ask_host(sign_of_life)
         return lifecycle.HostWillTell(replica.number)
 
-    def _count(self, loss: Loss, number: int, reason: str) -> None:
+    def _record_loss(self, loss: Loss, number: int, reason: str) -> None:
         self.counters.target_deaths += loss is Loss.TARGET
         self.counters.draft_deaths += loss is Loss.DRAFT
         role = "draft" if loss is Loss.DRAFT else "target"
         self._trace.event(loss.value, number, role, reason=reason)
 
     def _collect_traces(self) -> None:
-        """What the timelines hold at the end."""
+        """Write what the actors' traces still hold at the end."""
         if self._trace.enabled:
             for replica in self._replicas.values():
                 for role, last in replica.last_traces():
@@ -355,7 +355,7 @@ class DriverLoop:
 
 
 class Driver(DriverLoop):
-    """Of one job."""
+    """The driver of one job."""
 
     record: JobRecord
 
@@ -378,7 +378,7 @@ class Driver(DriverLoop):
 
 
 def _answer(future: Any) -> Any:
-    """What a call came to: its value, or the exception that it raised."""
+    """The value of a call, or the exception that it raised."""
     try:
         return ray.get(future)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What is known of a job while it runs: its rows' records and tokens, its counters and statistics, and where it runs."""
+"""The state of a running job: records and partial tokens of rows, counters, statistics, and the pinning of its actors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider.workers.messages import Harvest, Row, TargetCounters, WorkerReport
 
 
 class JobRecord:
-    """Rows become durable here, each once, before anybody is told that they have ended."""
+    """Journals each ended row once, and durably before the schedule is told that it has ended."""
 
     def __init__(
         self, journal: Journal, model: str, replicas: int, trace: TraceFile, host_of: Callable[[ReplicaPlan], str]
@@ -43,10 +43,10 @@ class JobRecord:
         )
         self._statistics.pace.go_on(counts.done + counts.failed, self._statistics.tokens)
         self.counters.pace = self._statistics.pace
-        # Loading models is no part of the job's speed.
+        # The job's seconds count from here: the time of loading models is not part of its speed.
         self._first_up: float | None = None
-        self._places_kept = -math.inf
-        # Whether all rows that are counted stand in the journal.
+        self._pinning_saved_at = -math.inf
+        # False while ended rows are counted but not journalled yet.
         self._all_recorded = True
         self._counters_of_targets: dict[int, TargetCounters] = {}
         self._counted_before = TargetCounters()
@@ -54,28 +54,28 @@ class JobRecord:
     # Rows
 
     def rows_to_send(self, numbers: Sequence[int], replica: int) -> list[Row]:
-        """What a replica is sent for these rows, as far as they are not written yet."""
+        """The samples of these rows that have not ended, each with the tokens that it has so far."""
         rows = self._journal.load(numbers)
         kept = self._journal.kept_tokens(self._partial_results.new(numbers))
         self.trace.event("rows sent", replica, rows=len(rows))
         return self._partial_results.add(rows, kept, replica)
 
     def keys(self, rows: Sequence[int]) -> list[int]:
-        """What a replica calls the samples of rows that it need not finish."""
+        """The keys of these rows' samples, by which a replica is told to cancel them."""
         return self._partial_results.keys(rows)
 
     def give_up(self, row: int, reason: str) -> None:
-        """No replica survives this row."""
+        """Fail a row on which replicas have died repeatedly."""
         self._journal.record([], [(row, self._partial_results.give_up(row, reason))])
         self.counters.failed += 1
 
     def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule.RowsEnded]:
-        """Harvests that arrived together are one transaction; the schedule hears of their rows when it is through."""
+        """Journal the harvests that arrived together in one transaction; returns the rows that ended, by replica."""
         done: list[tuple[int, str]] = []
         failed: list[tuple[int, str]] = []
         ended: list[schedule.RowsEnded] = []
         self._all_recorded = not harvests
-        self._note_seconds()
+        self._update_seconds()
         for replica, harvest in harvests:
             now_done, now_failed = self._partial_results.take(harvest, replica.number)
             done += now_done
@@ -85,15 +85,15 @@ class JobRecord:
                 ended.append(schedule.RowsEnded(replica.number, tuple(rows)))
                 self.rows_by_host[self._host_of(replica.plan)] += len(rows)
         if harvests:
-            # Work that was lost and done again is counted in.
+            # Includes work of targets that have died and whose rows were done again.
             for name in FROM_TARGETS:
                 kept = (self._counted_before, *self._counters_of_targets.values())
                 setattr(self.counters, name, sum(getattr(counters, name) for counters in kept))
         if ended:
-            # Totals and account together: where the driver is killed, speeds and shares are made of both.
+            # Totals and statistics in one transaction, since the report divides one by the other.
             due = self._statistics.due(self._now(), SECONDS_BETWEEN_SAVES_WITH_ROWS)
-            account = self._statistics.record() if due else None
-            self._journal.record(done, failed, self.counters.summed(self._earlier), account)
+            record = self._statistics.record() if due else None
+            self._journal.record(done, failed, self.counters.summed(self._earlier), record)
             self.counters.done += len(done)
             self.counters.failed += len(failed)
         self._all_recorded = True
@@ -122,7 +122,7 @@ class JobRecord:
             self._first_up = time.monotonic()
 
     def actor_is_up(self, replica: Replica, role: str, report: WorkerReport) -> None:
-        """Keep what an actor says of its numbers and its pinning, and tell the user what is not as it was asked to be."""
+        """Keep an actor's numeric path and pinning, and note where they differ from what was planned."""
         self.pinned[replica.number, role] = {
             "replica": replica.number,
             "role": role,
@@ -136,65 +136,65 @@ class JobRecord:
             self.counters.note(f"{role} of replica {replica.number}: {difference}")
 
     def replica_stopped(self, replica: int) -> None:
-        """Its target will tell no more of its rows; the next one counts from zero."""
-        self._partial_results.written.released(replica)
+        """Add the counters of the target that has stopped to those of earlier ones; its successor counts from zero."""
+        self._partial_results.partial_tokens.replica_gone(replica)
         lost = self._counters_of_targets.pop(replica, TargetCounters())
         for name in FROM_TARGETS:
             setattr(self._counted_before, name, getattr(self._counted_before, name) + getattr(lost, name))
 
-    # What is kept in the journal beside rows, for a report or a run that comes after this one
+    # What the journal keeps besides rows, for the report and for a resumed job
 
-    def keep_due(self) -> None:
-        """Whatever has not been kept for a while."""
-        self._note_seconds()
+    def save_if_due(self) -> None:
+        """Save statistics, pinning and partial tokens, each as often as it is due."""
+        self._update_seconds()
         if self._first_up is not None:
-            self._note_pace()
+            self._update_pace()
             if self._statistics.due(self._now()):
-                self._keep_account()
-            if self._now() - self._places_kept >= SECONDS_BETWEEN_SAVES:
-                self._keep_places()
-        if self._partial_results.written.due(time.monotonic()):
-            self._keep_written()
+                self._save_statistics()
+            if self._now() - self._pinning_saved_at >= SECONDS_BETWEEN_SAVES:
+                self._save_pinning()
+        if self._partial_results.partial_tokens.due(time.monotonic()):
+            self._save_partial_tokens()
 
-    def _note_seconds(self) -> None:
+    def _update_seconds(self) -> None:
         if self._first_up is not None:
             self.counters.seconds = time.monotonic() - self._first_up
 
-    def _note_pace(self) -> None:
-        told = self.counters
-        prompts = told.prompt_tokens + self._earlier.get("prompt_tokens", 0)
-        # Where answers are long, no row ends for minutes.
-        self._statistics.pace.add(self._now(), told.done + told.failed, self._statistics.tokens, prompts)
+    def _update_pace(self) -> None:
+        counters = self.counters
+        prompts = counters.prompt_tokens + self._earlier.get("prompt_tokens", 0)
+        # Also between harvests that end a row: with long answers none ends for minutes.
+        self._statistics.pace.add(self._now(), counters.done + counters.failed, self._statistics.tokens, prompts)
 
-    def keep_all(self) -> None:
-        if self._all_recorded:  # else these rows are done again, and counted then
-            self._keep_account()
-            self._keep_places()
-            self._keep_written()
+    def save_all(self) -> None:
+        if self._all_recorded:  # else the rows that could not be journalled are done again, and counted then
+            self._save_statistics()
+            self._save_pinning()
+            self._save_partial_tokens()
 
-    def _keep_account(self) -> None:
-        """The totals with it: rows under way have used time, too."""
+    def _save_statistics(self) -> None:
+        """Save statistics and totals together: rows in progress have used time too."""
         self._journal.record([], [], self.counters.summed(self._earlier), self._statistics.record())
 
-    def _keep_places(self) -> None:
-        self._places_kept = self._now()
+    def _save_pinning(self) -> None:
+        self._pinning_saved_at = self._now()
         if self.pinned:
             self._journal.set_meta("pinning", list(self.pinned.values()))
         if self.layouts:
             self._journal.set_meta("layouts", self.layouts)
 
-    def _keep_written(self) -> None:
-        """The tokens of rows under way, so that a resumed job goes on where they are."""
-        store = self._partial_results.written
+    def _save_partial_tokens(self) -> None:
+        """Save the tokens of rows in progress, from which a resumed job continues."""
+        store = self._partial_results.partial_tokens
         started = time.monotonic()
         if written := store.to_keep():
             self._journal.keep_tokens(written)
             ended = time.monotonic()
             store.was_written(ended, ended - started)
-            # With them the time that they took, or a driver that is killed often would be said to be faster than it was.
+            # With the time that they took: else the tokens of a driver that is killed often would count without their time.
             if self._statistics.due(self._now(), SECONDS_BETWEEN_SAVES_WITH_ROWS):
-                self._keep_account()
+                self._save_statistics()
 
     def _now(self) -> float:
-        """Seconds of the job: its earlier runs and this one."""
+        """Seconds that the job has run, in earlier runs and in this one."""
         return self.counters.seconds + self._earlier.get("seconds", 0.0)

@@ -1,4 +1,4 @@
-"""What becomes of each replica: events in, instructions out. Pure: no Ray, no clock but the time that comes with an event.
+"""The states of each replica: events in, instructions out. Pure: no Ray, and no clock but the time of each event.
 
          CoresOffered             TargetReady
     Lost ────────────> Starting ─────────────> Up
@@ -9,10 +9,10 @@
                         │    v
                         └── Down
 
-    LeftOut: its model is no longer the job's.
+    LeftOut: its model's files are no longer those that the job began with.
 
-A host that goes down takes its processes first. So a target that stops answering is in doubt until its host has told
-whether it died alone. Only then does the schedule hold the death against the rows that it had.
+When a host goes down, its processes die first. So a target that stops answering is in doubt until it is known whether its
+host still answers. Only a death on a living host counts against the rows that the target had.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from outrider.workers.errors import JobChangedError, JobError, LeaseError, Usage
 
 # A replica holds this many times its batch, so that another row can follow a finished one without asking the driver.
 QUEUE_DEPTH = 2
-# A host that is alive but does not say so for longer is taken for alive: Ray gives up a silent one well before.
+# A host that has not answered after this time counts as alive: Ray would have declared a silent one dead well before.
 SIGN_SECONDS = 60.0
-# A draft that dies this often is left dead: the job goes on without.
+# A draft that has died this often is not restarted: the replica goes on without one.
 MOST_DRAFT_DEATHS = 5
-# A draft whose cores another run holds is tried again so often.
+# A draft whose cores another run holds is started again after this time.
 DRAFT_AGAIN_SECONDS = 30.0
 
 
@@ -48,33 +48,33 @@ class Starting:
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """Its target takes rows; its draft may be there or not."""
+    """Its target takes rows, with or without a draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubtful:
-    """Its target has died. Whether the host has, too, is not known yet."""
+    """Its target has died, and it is not known yet whether the host has too."""
 
     since: float
     reason: str
     unsent: frozenset[int] = frozenset()
-    # It was ended because memory was short, with rows in it.
-    had_too_many: bool = False
+    # It was killed because memory was short, while it had rows.
+    had_too_many_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """It died alone. Whether it is started again, the schedule says."""
+    """Its target died on a living host. The schedule decides whether it is restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It has no cores, and waits for others."""
+    """It has no cores, and waits until a host offers some."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Its model is no longer the job's, so it is not tried again."""
+    """Its model's files are no longer those of the job, so it is not started again."""
 
 
 State = Starting | Up | Doubtful | Down | Lost | LeftOut
@@ -85,14 +85,14 @@ State = Starting | Up | Doubtful | Down | Lost | LeftOut
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a call brought no answer: what was raised there, in words as well."""
+    """Why a call failed: the exception, and a sentence about it."""
 
     error: Exception
     reason: str
-    # The process lived to raise it, so its host lives.
+    # The actor's own code raised the exception, so its host is alive.
     raised: bool = False
     host_gone: bool = False
-    # Its process was ended because memory was short.
+    # The process was killed because memory was short.
     short_of_memory: bool = False
 
 
@@ -103,7 +103,7 @@ class TargetReady:
 
 @dataclass(frozen=True, slots=True)
 class TargetDiffers:
-    """It is up, and computes otherwise than the rows before."""
+    """It is up, but its numeric path is not the job's (another instruction set, say), so its texts might differ."""
 
     replica: int
     difference: JobChangedError
@@ -119,7 +119,7 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class TargetDied:
-    """Rows that were meant for it and are still ``unsent`` had no part in that."""
+    """The target died. Rows that were assigned to it but still ``unsent`` cannot be the cause."""
 
     replica: int
     failure: Failure
@@ -133,7 +133,7 @@ class DraftReady:
 
 @dataclass(frozen=True, slots=True)
 class DraftDied:
-    """It did not come up, or has ended."""
+    """The draft could not be loaded, or its process has died."""
 
     replica: int
     failure: Failure
@@ -141,7 +141,7 @@ class DraftDied:
 
 @dataclass(frozen=True, slots=True)
 class HostLives:
-    """The host of a target in doubt is there."""
+    """The host of a target in doubt has answered."""
 
     replica: int
 
@@ -167,14 +167,14 @@ class RestartWanted:
 
 @dataclass(frozen=True, slots=True)
 class CoresOffered:
-    """Cores that have come free, with the plan of a replica on them."""
+    """Cores are free; ``plan`` is that of a replica on them."""
 
     plan: ReplicaPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Nothing is started any more."""
+    """Start nothing from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The replica, which may be a new one, is to run as planned."""
+    """Use this plan for the replica, which may be a new one."""
 
     replica: int
     plan: ReplicaPlan
@@ -212,29 +212,29 @@ class StartDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class IntroduceDraft:
-    """The draft is up: watch it, and make it known to its target."""
+class AttachDraft:
+    """The draft is up: watch it, and attach it to its target."""
 
     replica: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Let go of its processes, and of whatever they were asked."""
+    """Kill the replica's processes and forget the calls to them."""
 
     replica: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Its cores may be planned on again."""
+    """Its cores are free for other plans."""
 
     replica: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskHost:
-    """Answered by ``HostLives``, ``HostWillTell`` or ``HostGone``; after ``HostWillTell`` by one of the other two."""
+    """Ask the host for a sign of life: ``HostLives`` or ``HostGone`` follows, at once or after ``HostWillTell``."""
 
     replica: int
 
@@ -263,7 +263,7 @@ class Loss(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordLoss:
     """Count and trace a loss."""
 
     loss: Loss
@@ -272,8 +272,8 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """The schedule is to know of this."""
+class TellSchedule:
+    """Pass this event on to the schedule."""
 
     event: schedule.Event
 
@@ -284,7 +284,8 @@ class EndJob:
 
 
 Instruction = (
-    Place | Start | StartDraft | IntroduceDraft | Stop | Release | AskHost | Note | NoteLeftOut | Record | Tell | EndJob
+    Place | Start | StartDraft | AttachDraft | Stop | Release | AskHost | Note | NoteLeftOut | RecordLoss | TellSchedule
+    | EndJob
 )  # fmt: skip
 
 
@@ -293,13 +294,13 @@ class _Replica:
     plan: ReplicaPlan
     state: State
     draft_deaths: int = 0
-    # When its draft found its cores held by another run, and whether that has been said since it was up the last time.
+    # When the draft last found its cores held by another run, and whether that was noted since the draft was last up.
     draft_held_since: float | None = None
-    draft_waits: bool = False
+    draft_wait_noted: bool = False
 
 
 class Lifecycle:
-    """Of all replicas of a job. A job that has no replica with cores for ``patience`` seconds ends."""
+    """The states of all replicas. If no replica has had cores for ``patience`` seconds, the job ends."""
 
     def __init__(self, plans: Sequence[ReplicaPlan], start_deadline: float, patience: float) -> None:
         self._replicas = {number: _Replica(plan, Lost()) for number, plan in enumerate(plans)}
@@ -307,28 +308,28 @@ class Lifecycle:
         self.up = 0
         self._start_deadline = start_deadline
         self._patience = patience
-        # When a replica was starting, up or in doubt the last time.
+        # When any replica was last starting, up or in doubt.
         self._last_alive: float | None = None
-        # Whether any target, and any draft, has ever come up: then its files were right, and may be again.
+        # Whether any target, and any draft, has ever come up. If so, its files can be loaded, and a failure may pass.
         self._ever_up = False
         self._draft_ever_up = False
         self._draining = False
 
     @property
     def unplaced(self) -> int:
-        """How many replicas wait for cores."""
+        """The number of replicas that wait for cores."""
         return len(self._lost)
 
     @property
     def without_cores(self) -> bool:
-        """Whether all of them do."""
+        """Whether all replicas wait for cores."""
         return len(self._lost) == len(self._replicas)
 
     def state(self, replica: int) -> State:
         return self._replicas[replica].state
 
     def start(self, now: float) -> list[Instruction]:
-        """All replicas on the cores that they were planned on."""
+        """Start all replicas on their planned cores."""
         self._last_alive = now
         return [instruction for number in self._replicas for instruction in self._start(number, now)]
 
@@ -344,14 +345,14 @@ class Lifecycle:
                 return self._lose_target(replica, failure, unsent, now)
             case DraftReady(replica):
                 self._draft_ever_up = True
-                self._replicas[replica].draft_waits = False
-                return [IntroduceDraft(replica)]
+                self._replicas[replica].draft_wait_noted = False
+                return [AttachDraft(replica)]
             case DraftDied(replica, failure):
                 return self._lose_draft(replica, failure, now)
             case HostLives(replica):
                 return self._died(replica)
             case HostWillTell(replica):
-                return [Tell(schedule.ReplicaDoubtful(replica))]
+                return [TellSchedule(schedule.ReplicaDoubtful(replica))]
             case HostGone(replica):
                 state = self._replicas[replica].state
                 return self._lose_host(replica, state.reason if isinstance(state, Doubtful) else "its host is gone")
@@ -363,7 +364,7 @@ class Lifecycle:
                 self._draining = True
                 return []
             case Tick():
-                return [*self._overdue(now), *self._drafts_due(now), *self._give_up(now)]
+                return [*self._overdue(now), *self._drafts_due(now), *self._end_without_cores(now)]
 
     def _start(self, replica: int, now: float) -> list[Instruction]:
         self._enter(replica, Starting(now))
@@ -374,24 +375,24 @@ class Lifecycle:
         self._enter(replica, Up())
         self._ever_up = True
         batch = self._replicas[replica].plan.replica_spec.batch
-        return [Tell(schedule.ReplicaUp(replica, batch * QUEUE_DEPTH, batch))]
+        return [TellSchedule(schedule.ReplicaUp(replica, batch * QUEUE_DEPTH, batch))]
 
     def _place(self, plan: ReplicaPlan, now: float) -> list[Instruction]:
-        """On cores that have come free: first a replica that lost its own, else a new one."""
+        """Use free cores for a replica that lost its own, else for a new one."""
         if self._lost:
             replica = min(self._lost)
             self._replicas[replica].plan = plan
             return [Place(replica, plan), *self._start(replica, now)]
         replica = max(self._replicas) + 1
         self._replicas[replica] = _Replica(plan, Lost())
-        return [Place(replica, plan), Tell(schedule.ReplicaAdded(replica)), *self._start(replica, now)]
+        return [Place(replica, plan), TellSchedule(schedule.ReplicaAdded(replica)), *self._start(replica, now)]
 
     # What fails
 
     def _start_failed(self, replica: int, failure: Failure, now: float) -> list[Instruction]:
         match failure.error:
             case LeaseError() as held:
-                # Another run was quicker to the same cores. Nothing has died.
+                # Another run has leased the same cores first. Nothing has died.
                 return [Note(f"replica {replica} waits for cores: {held}"), *self._withdraw(replica)]
             case JobChangedError() as difference:
                 return self._leave_out(replica, difference, LeftOut())
@@ -399,27 +400,27 @@ class Lifecycle:
 
     def _lose_target(self, replica: int, failure: Failure, unsent: frozenset[int], now: float) -> list[Instruction]:
         if isinstance(failure.error, UsageError) and not self._ever_up:
-            return [EndJob(failure.error)]  # no replica will fare better
+            return [EndJob(failure.error)]  # it would fail on every replica
         if failure.host_gone:
             return self._lose_host(replica, failure.reason)
-        had_too_many = failure.short_of_memory and isinstance(self.state(replica), Up)
-        self._enter(replica, Doubtful(now, failure.reason, unsent, had_too_many))
+        had_too_many_rows = failure.short_of_memory and isinstance(self.state(replica), Up)
+        self._enter(replica, Doubtful(now, failure.reason, unsent, had_too_many_rows))
         return self._died(replica) if failure.raised else [Stop(replica), AskHost(replica)]
 
     def _died(self, replica: int) -> list[Instruction]:
         doubt = self._replicas[replica].state
         assert isinstance(doubt, Doubtful)
         self._enter(replica, Down())
-        fewer = self._take_fewer_rows(replica, doubt.reason) if doubt.had_too_many else []
+        fewer = self._halve_batch(replica, doubt.reason) if doubt.had_too_many_rows else []
         return [
             Stop(replica),
-            Record(Loss.TARGET, replica, doubt.reason),
+            RecordLoss(Loss.TARGET, replica, doubt.reason),
             *fewer,
-            Tell(schedule.ReplicaDown(replica, doubt.reason, doubt.unsent, rows_are_blamed=not fewer)),
+            TellSchedule(schedule.ReplicaDown(replica, doubt.reason, doubt.unsent, rows_are_blamed=not fewer)),
         ]
 
-    def _take_fewer_rows(self, replica: int, reason: str) -> list[Instruction]:
-        """Half as many at once from now on: their keys and values take half the memory. Of one row there is no half."""
+    def _halve_batch(self, replica: int, reason: str) -> list[Instruction]:
+        """Halve the replica's batch, and with it the memory of keys and values; nothing if the batch is 1."""
         state = self._replicas[replica]
         spec = state.plan.replica_spec
         if spec.batch == 1:
@@ -439,37 +440,37 @@ class Lifecycle:
         if isinstance(failure.error, LeaseError):
             return self._await_draft_cores(replica, failure.error, now)
         state.draft_deaths += 1
-        recorded = Record(Loss.DRAFT, replica, failure.reason)
+        recorded = RecordLoss(Loss.DRAFT, replica, failure.reason)
         if state.draft_deaths < MOST_DRAFT_DEATHS:
             return [recorded, StartDraft(replica)]
         without = f"replica {replica} goes on without a draft, which died again and again: {failure.reason}"
         return [recorded, Note(without)]
 
     def _await_draft_cores(self, replica: int, held: LeaseError, now: float) -> list[Instruction]:
-        """Nothing has died: the target decodes plainly until they are free."""
+        """Another run holds the draft's cores: the target decodes plainly, and the draft is started again later."""
         state = self._replicas[replica]
-        said, state.draft_waits, state.draft_held_since = state.draft_waits, True, now
-        return [] if said else [Note(f"the draft of replica {replica} waits for cores: {held}")]
+        noted, state.draft_wait_noted, state.draft_held_since = state.draft_wait_noted, True, now
+        return [] if noted else [Note(f"the draft of replica {replica} waits for cores: {held}")]
 
     def _lose_host(self, replica: int, reason: str) -> list[Instruction]:
-        return [Record(Loss.HOST, replica, reason), *self._withdraw(replica)]
+        return [RecordLoss(Loss.HOST, replica, reason), *self._withdraw(replica)]
 
     def _withdraw(self, replica: int) -> list[Instruction]:
-        """Its cores or its host are gone, through no fault of its rows or its own."""
+        """Its cores or its host are gone, which neither its rows nor the replica is blamed for."""
         self._enter(replica, Lost())
-        return [Release(replica), Stop(replica), Tell(schedule.ReplicaLost(replica))]
+        return [Release(replica), Stop(replica), TellSchedule(schedule.ReplicaLost(replica))]
 
     def _leave_out(self, replica: int, difference: JobChangedError, state: Lost | LeftOut) -> list[Instruction]:
-        """Go on without a replica whose rows would not be the job's; the job ends where there is no other."""
+        """Go on without a replica whose texts might differ from the job's; end the job if no other is alive."""
         if not any(number != replica and _is_alive(each.state) for number, each in self._replicas.items()):
             return [EndJob(difference)]
         self._enter(replica, state)
-        return [NoteLeftOut(replica, difference), Stop(replica), Tell(schedule.ReplicaLost(replica))]
+        return [NoteLeftOut(replica, difference), Stop(replica), TellSchedule(schedule.ReplicaLost(replica))]
 
     # What takes too long
 
     def _overdue(self, now: float) -> Iterator[Instruction]:
-        """Replicas that do not come up, which ends the job only where none ever has; hosts that say no word."""
+        """Replicas past the start deadline (the job ends if no target has ever come up), and hosts that do not answer."""
         for number, replica in self._replicas.items():
             match replica.state:
                 case Starting(since) if now - since > self._start_deadline:
@@ -483,7 +484,7 @@ class Lifecycle:
                     yield from self._died(number)
 
     def _drafts_due(self, now: float) -> Iterator[Instruction]:
-        """Drafts that found their cores held, and may find them free by now."""
+        """Start drafts again that found their cores held by another run."""
         for number, replica in self._replicas.items():
             since = replica.draft_held_since
             wanted = not self._draining and isinstance(replica.state, Starting | Up)
@@ -491,7 +492,7 @@ class Lifecycle:
                 replica.draft_held_since = None
                 yield StartDraft(number)
 
-    def _give_up(self, now: float) -> Iterator[Instruction]:
+    def _end_without_cores(self, now: float) -> Iterator[Instruction]:
         if self._draining:
             return
         if any(_is_alive(each.state) for each in self._replicas.values()):

@@ -1,4 +1,4 @@
-"""The rows that replicas have: their samples as they come in, and the records that they become."""
+"""Rows in progress: collects the samples of each row from harvests, and makes the row's record when all have ended."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ Records = list[tuple[int, str]]
 
 @dataclass(slots=True)
 class _Unfinished:
-    """A row under way: what it is, and the samples that have ended."""
+    """A row in progress, and its samples that have ended."""
 
     stored: StoredRow
     samples: dict[int, RowResult] = field(default_factory=dict)
 
 
 class PartialResults:
-    """Counts a row in ``counters`` and ``latencies`` when it is done, so what was lost and done again counts once."""
+    """A row is counted in ``counters`` and ``latencies`` when its record is made, so work done twice counts once."""
 
     def __init__(self, model: str, counters: JobCounters, latencies: Latencies, source: str | None = "line") -> None:
         self._model = model
-        # How messages call the input; None where rows stand in none.
+        # The input's name in messages; None for rows that do not come from a file.
         self._source = source
         self._counters = counters
         self._latencies = latencies
         self._rows: dict[int, _Unfinished] = {}
         # Rows that went to more than one replica, with the number of their samples.
         self._copied: dict[int, int] = {}
-        # Samples that an earlier target had begun: the replica that reads them again, and how many tokens that is.
+        # Samples that a target had begun before it died: the replica that prefills them again, and the number of tokens.
         self._to_read_again: dict[int, tuple[int, int]] = {}
-        self.written = PartialTokenStore()
+        self.partial_tokens = PartialTokenStore()
 
     def new(self, rows: Iterable[int]) -> list[int]:
-        """Those that no replica has had."""
+        """The rows that no replica has been sent yet."""
         return [row for row in rows if row not in self._rows]
 
     def add(self, rows: Iterable[StoredRow], kept: Iterable[KeptTokens], replica: int) -> list[Row]:
-        """What a replica is sent for these rows: the samples that have not ended, as far as they are written.
+        """The samples of these rows that have not ended, each with the tokens that it has so far, to send to a replica.
 
-        ``kept`` is what the journal has of those that are new.
+        ``kept``: the tokens that the journal has of rows that no replica has been sent yet.
         """
-        self.written.restore(kept)
+        self.partial_tokens.restore(kept)
         sent = []
         for row in rows:
-            if row.row in self._rows:  # a second replica gets it, or a dead one had some of its samples ready
+            if row.row in self._rows:  # sent before, to a replica that has died or that still has it
                 self._copied[row.row] = row.request["n"]
             unfinished = self._rows.setdefault(row.row, _Unfinished(row))
             samples = [each for each in samples_of(row) if each.sampling.sample not in unfinished.samples]
-            for each in (self.written.resumed(sample, replica) for sample in samples):
-                # Not a copy of what another one is still writing.
-                if each.resumed and self.written.listens_to(each.key, replica):
+            for each in (self.partial_tokens.resumed(sample, replica) for sample in samples):
+                # Tokens that a copy of a straggler prefills are not counted: the first replica still has the row.
+                if each.resumed and self.partial_tokens.is_reporter(each.key, replica):
                     self._to_read_again[each.key] = replica, len(each.prompt) + len(each.resumed)
                 sent.append(each)
         return sent
 
     def keys(self, rows: Sequence[int]) -> list[int]:
-        """What a replica calls the samples of rows that it need not finish."""
+        """The keys of all samples of these rows."""
         return [row * MOST_SAMPLES + sample for row in rows for sample in range(self._samples(row))]
 
     def _samples(self, row: int) -> int:
@@ -76,35 +76,35 @@ class PartialResults:
         return self._copied.pop(row, 1) if unfinished is None else int(unfinished.stored.request["n"])
 
     def give_up(self, row: int, reason: str) -> str:
-        """The record of a row that no replica survives."""
+        """The error record of a row on which replicas have died repeatedly."""
         return error_record(self._remove(row), "replica_died", reason)
 
     def take(self, harvest: Harvest, replica: int) -> tuple[Records, Records]:
-        """The records of the rows that a replica's harvest completes: those done and those failed."""
+        """The records of the rows that this harvest completes: those done, and those failed."""
         self._note_read_again(replica, harvest)
-        self.written.told(replica, harvest.written)
+        self.partial_tokens.add_reported(replica, harvest.written)
         done: Records = []
         failed: Records = []
         for ended in harvest.ended:
             number, sample = divmod(ended.key, MOST_SAMPLES)
             row = self._rows.get(number)
             if row is None:
-                continue  # a sample of a row that has failed already, or that another replica has written as well
+                continue  # the row has ended already: another sample failed, or another replica was first
             if isinstance(ended, RowFailure):
                 failed.append((number, error_record(self._remove(number), INVALID, ended.message)))
                 continue
             row.samples[sample] = ended
-            self.written.ended(ended)
+            self.partial_tokens.sample_ended(ended)
             if len(row.samples) == row.stored.request["n"]:
                 try:
                     done.append((number, self._record(row)))
-                except Exception as error:  # one row is never the end of the others
-                    failed.append((number, self._not_written(row.stored, error)))
+                except Exception as error:  # a row whose record cannot be made fails alone
+                    failed.append((number, self._unwritable(row.stored, error)))
                 self._remove(number)
         return done, failed
 
     def _note_read_again(self, replica: int, harvest: Harvest) -> None:
-        """A row that waits in a target has not been read; one that it tells of has."""
+        """Count the tokens of a resumed sample as read again once the target reports it, not while it waits there."""
         for each in (*harvest.written, *harvest.ended):
             if (reading := self._to_read_again.get(each.key)) is not None and reading[0] == replica:
                 self._counters.read_again += self._to_read_again.pop(each.key)[1]
@@ -113,17 +113,17 @@ class PartialResults:
         stored = self._rows.pop(row).stored
         for sample in range(stored.request["n"]):
             self._to_read_again.pop(row * MOST_SAMPLES + sample, None)
-        self.written.forget(row, stored.request["n"])
+        self.partial_tokens.forget(row, stored.request["n"])
         return stored
 
     def _record(self, row: _Unfinished) -> str:
         samples = [row.samples[index] for index in sorted(row.samples)]
         record = result_record(row.stored, samples, self._model)
-        record.encode()  # what cannot be written into the journal shows here
+        record.encode()  # raises on text that SQLite cannot store (lone surrogates)
         self._count(samples)
         return record
 
-    def _not_written(self, stored: StoredRow, error: Exception) -> str:
+    def _unwritable(self, stored: StoredRow, error: Exception) -> str:
         bad = unexpected(stored.custom_id, stored.line, "written down", error)
         place = "" if self._source is None else f"{self._source}:{bad.line}: "
         return error_record(stored, bad.code, f"{place}{bad.message}")

@@ -1,7 +1,7 @@
-"""What is written so far of the rows under way, so that whoever gets such a row next goes on where it was.
+"""The tokens so far of rows in progress, from which another replica or a resumed job continues them.
 
-A target tells of it with its harvests. It is kept here for a target that dies, and in the journal for a driver that dies;
-there it is bounded in bytes and in time.
+Targets report them with their harvests. They are kept here in case a target dies, and in the journal in case the driver
+dies; the journal's part is bounded in bytes and in time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.workers.messages import PartialTokens, Row, RowResult, TokenLogprobs
 
 SECONDS_BETWEEN_WRITES = 2.0
-# Writing takes no more than this share of the time: where the disk is slow, there is more time between two writes.
+# Writing takes at most this share of the time: on a slow disk the writes are further apart.
 MOST_SHARE = 0.002
-# Of all rows under way together. What is over it is kept for targets that die, and not in the journal.
+# What the journal keeps of all rows in progress together. Tokens beyond that are kept in memory only.
 MOST_BYTES = 64 << 20
 TOKEN_BYTES = 4
 
 
 @dataclass(slots=True)
 class _PartialSample:
-    """One sample of a row: its tokens so far, and the replica that tells of them. The journal has the first ``kept``."""
+    """One sample of a row: its tokens so far, and the replica that reports them. The journal has the first ``kept``."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -34,7 +34,7 @@ class _PartialSample:
 
 
 class PartialTokenStore:
-    """Of every sample that a replica has: named by their keys, as replicas name them."""
+    """The tokens of every sample that a replica has, by the sample's key."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._partials: dict[int, _PartialSample] = {}
@@ -43,19 +43,19 @@ class PartialTokenStore:
         self._due = 0.0
 
     def restore(self, kept: Iterable[KeptTokens]) -> None:
-        """What an earlier driver has kept, in the order in which it was written."""
+        """Take over what an earlier driver has journalled, in the order in which it was written."""
         for some in kept:
             partial = self._partials.setdefault(_key(some), _PartialSample())
-            told = some.logprobs is None or len(some.logprobs) == len(some.tokens)
-            # Some are missing, or damaged: what is behind them is written anew.
-            if some.start == len(partial.tokens) == partial.kept and told:
+            whole = some.logprobs is None or len(some.logprobs) == len(some.tokens)
+            # After a gap or damage the rest is dropped: those tokens are generated again.
+            if some.start == len(partial.tokens) == partial.kept and whole:
                 partial.tokens.extend(some.tokens)
                 partial.logprobs.extend(some.logprobs or ())
                 partial.kept = len(partial.tokens)
                 self._count(partial, some)
 
     def resumed(self, row: Row, replica: int) -> Row:
-        """The row as it goes to a replica: with what is written of it."""
+        """The row with its tokens so far, to send to a replica."""
         partial = self._partials.setdefault(row.key, _PartialSample())
         if partial.replica is None:
             partial.replica = replica
@@ -63,37 +63,37 @@ class PartialTokenStore:
             return row
         return replace(row, resumed=tuple(partial.tokens), resumed_logprobs=tuple(partial.logprobs))
 
-    def listens_to(self, key: int, replica: int) -> bool:
-        """Whether this replica is the one that tells of the sample."""
+    def is_reporter(self, key: int, replica: int) -> bool:
+        """Whether the sample's tokens are taken from this replica."""
         partial = self._partials.get(key)
         return partial is not None and partial.replica == replica
 
-    def told(self, replica: int, written: Iterable[PartialTokens]) -> None:
-        """What a replica has written. Of two that have the same row, the first is listened to."""
+    def add_reported(self, replica: int, written: Iterable[PartialTokens]) -> None:
+        """Add tokens that a replica reports. If two replicas have the row, only the first one's are taken."""
         for each in written:
             partial = self._partials.get(each.key)
             if partial is not None and partial.replica == replica and each.start == len(partial.tokens):
                 partial.tokens.extend(each.tokens)
                 partial.logprobs.extend(each.logprobs)
 
-    def ended(self, result: RowResult) -> None:
-        """A sample that is whole, while others of its row are not."""
+    def sample_ended(self, result: RowResult) -> None:
+        """Take a finished sample whole; other samples of its row are still in progress."""
         partial = self._partials.get(result.key)
-        # Where an engine is not exact, two replicas may have written two answers, and half of each would be neither.
+        # On an engine that is not exact two replicas may generate different texts: do not mix them.
         if partial is not None and tuple(partial.tokens) == result.tokens[: len(partial.tokens)]:
             partial.tokens[:] = result.tokens
-            if (told := result.logprobs) is not None:
-                own = zip(result.tokens, told.chosen, told.likeliest, strict=True)
+            if (logprobs := result.logprobs) is not None:
+                own = zip(result.tokens, logprobs.chosen, logprobs.likeliest, strict=True)
                 partial.logprobs[:] = [((token, chosen), *likeliest) for token, chosen, likeliest in own]
 
-    def released(self, replica: int) -> None:
-        """The replica has died, or has lost its host: another one may tell of its rows."""
+    def replica_gone(self, replica: int) -> None:
+        """The replica has died or lost its host: its samples' tokens are taken from the next replica that gets them."""
         for partial in self._partials.values():
             if partial.replica == replica:
                 partial.replica = None
 
     def forget(self, row: int, samples: int) -> None:
-        """The row has ended, and its record is kept instead."""
+        """Drop the tokens of a row that has ended."""
         for key in (row * MOST_SAMPLES + sample for sample in range(samples)):
             if (partial := self._partials.pop(key, None)) is not None:
                 self._bytes -= partial.bytes
@@ -102,11 +102,11 @@ class PartialTokenStore:
         return now >= self._due
 
     def was_written(self, now: float, seconds: float) -> None:
-        """The journal has taken ``seconds`` for it."""
+        """The last write to the journal ended at ``now`` and took ``seconds``."""
         self._due = now + max(SECONDS_BETWEEN_WRITES, seconds / MOST_SHARE)
 
     def to_keep(self) -> list[KeptTokens]:
-        """What the journal does not have yet."""
+        """The tokens that the journal does not have yet; they count as kept from now on."""
         found = []
         for key, partial in self._partials.items():
             if partial.kept < len(partial.tokens) and self._bytes < self._most_bytes:

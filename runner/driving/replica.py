@@ -1,4 +1,4 @@
-"""One replica as the driver sees it: a target and its draft, started, fed, watched and replaced."""
+"""One replica on the driver's side: the actor handles of its target and draft, and the calls to them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from outrider.runner.report.trace import TraceFile
 from outrider.workers.actors import DraftActor, TargetActor
 from outrider.workers.messages import Row, Trace, WorkerReport
 
-# How long a target holds a harvest back when nothing has ended.
+# How long a target holds a harvest back while no row has ended.
 HARVEST_SECONDS = 1.0
-# Only a traced run asks these, at a start and at the end.
+# Timeouts of calls that only a traced run makes: an actor's clock at its start, and its last trace at the end.
 CLOCK_SECONDS = 10.0
 LAST_TRACE_SECONDS = 5.0
 
 
 class Call(Enum):
-    """What a process or a host has been asked."""
+    """A call to an actor or to a host."""
 
     LOAD_TARGET = "load the target"
     LOAD_DRAFT = "load the draft"
-    # Answered by the draft's end alone.
+    # Returns only when the draft dies.
     WATCH_DRAFT = "watch the draft"
     ATTACH_DRAFT = "attach the draft"
     SUBMIT = "submit rows"
@@ -41,7 +41,7 @@ class Call(Enum):
 
     @property
     def of_draft(self) -> bool:
-        """Whether it is the draft that has to answer."""
+        """Whether the draft answers it."""
         return self in (Call.LOAD_DRAFT, Call.WATCH_DRAFT, Call.TRACE_DRAFT)
 
 
@@ -58,11 +58,11 @@ class Replica:
         self._outbox: list[Row] = []
         self._target: Any = None
         self._draft: Any = None
-        # What other replicas' rows wrote, where that is of use.
+        # Answers of other replicas, if suffixes are searched in them.
         self.answers: AnswerExchange | None = None
 
     def start(self) -> None:
-        """Bring up both processes at the same time."""
+        """Start both processes at the same time."""
         self.report = None
         self._forget_calls()
         if self.answers is not None:
@@ -87,10 +87,9 @@ class Replica:
     def draft_is_ready(self, report: WorkerReport) -> None:
         self.draft_report = report
 
-    def introduce_draft(self) -> None:
-        """Watch the draft, and make it known to its target."""
+    def attach_draft(self) -> None:
+        """Watch the draft, and attach it to its target, which decodes plainly until then."""
         self.pending[self._draft.watch.remote()] = Call.WATCH_DRAFT
-        # A target that is up decodes plainly until this has arrived.
         self.pending[self._target.attach.remote(self._draft)] = Call.ATTACH_DRAFT
 
     def draft_is_gone(self) -> None:
@@ -98,7 +97,7 @@ class Replica:
         self._draft = None
 
     def ask_host(self, sign_of_life: Any) -> None:
-        """The host is to tell whether it is there."""
+        """Wait for the future of a sign of life of the host."""
         self.pending[sign_of_life] = Call.SIGN_OF_LIFE
 
     def harvested(self) -> None:
@@ -106,7 +105,7 @@ class Replica:
         self._harvesting = False
 
     def harvest(self, seconds: float = HARVEST_SECONDS) -> None:
-        """Ask for the next harvest, unless one is on its way."""
+        """Ask for the next harvest, unless one is pending."""
         if self._target is not None and self.report is not None and not self._harvesting:
             rows, self._outbox = self._outbox, []
             answers = () if self.answers is None else self.answers.take(self.number)
@@ -115,19 +114,19 @@ class Replica:
             self._harvesting = True
 
     def set_layout(self, name: str | None) -> None:
-        """Fix the target to one of its layouts, if it has it; None gives it back its choice."""
+        """Fix the target's layout, if it has one of this name; None lets it choose again."""
         ray.get(self._target.set_layout.remote(name))
 
     def submit(self, rows: Sequence[Row]) -> None:
         if self._harvesting:
-            # Watched like everything else: rows that never arrived would be waited for without end.
+            # In pending, so that a failed submit is noticed: rows that never arrived would be waited for without end.
             self.pending[self._target.submit.remote(list(rows))] = Call.SUBMIT
         else:
             self._outbox.extend(rows)
 
     @property
     def unsent(self) -> frozenset[int]:
-        """Rows that would have travelled with the next harvest."""
+        """Rows that wait here for the next harvest call."""
         return frozenset(row.key // MOST_SAMPLES for row in self._outbox)
 
     def cancel(self, keys: Sequence[int]) -> None:
@@ -137,7 +136,7 @@ class Replica:
 
     def align(self, role: str, trace: TraceFile) -> None:
         actor = self._target if role == "target" else self._draft
-        # Where it does not answer, what is pending reports why.
+        # If the actor does not answer, a pending call reports why.
         with suppress(RayError):
             trace.align(self.number, role, lambda: float(ray.get(actor.clock.remote(), timeout=CLOCK_SECONDS)))
 
@@ -145,7 +144,7 @@ class Replica:
         self.pending[self._draft.trace.remote(HARVEST_SECONDS)] = Call.TRACE_DRAFT
 
     def last_traces(self) -> Iterator[tuple[str, Trace]]:
-        """What the timelines still hold, and what was on its way; nothing of a process that does not answer any more."""
+        """The last parts of the traces, pending ones included; nothing from an actor that does not answer any more."""
         asked = {future: call for future, call in self.pending.items() if call in (Call.HARVEST, Call.TRACE_DRAFT)}
         if self.report is not None:
             asked[self._target.harvest.remote(0.0)] = Call.HARVEST
@@ -159,7 +158,7 @@ class Replica:
                     yield ("draft", answer) if asked[future].of_draft else ("target", answer.trace)
 
     def stop(self) -> None:
-        """Let go of the target, and of the draft with it: whatever it knows belongs to that target's rows."""
+        """Kill the target, and the draft too, since the state that it holds is that of the target's rows."""
         for actor in (self._target, self._draft):
             if actor is not None:
                 ray.kill(actor)
@@ -174,10 +173,10 @@ class Replica:
 
 
 VARIABLES = {
-    # Threads that wait must not burn the core that the other model is working on.
+    # Waiting threads must not spin on a core that the other model computes on.
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "false",
-    # Whatever is to be fetched has been fetched before.
+    # All files were downloaded before the actors start.
     "HF_HUB_OFFLINE": "1",
     "PYTHONWARNINGS": "ignore",
 }

@@ -1,8 +1,8 @@
-"""Which replica does which row: events in, commands out. Pure: no Ray, no clock but what ``Tick`` says, no files.
+"""Which replica does which row: events in, commands out. Pure: no Ray, no files, and no clock but the time of ``Tick``.
 
 Rows are named by number. Replicas hold a bounded number of rows each; the rest of the job stays in the journal and is
-fetched as it is needed, so memory does not grow with the job. An event costs what it touches, not what there is, but for
-the rare ones (a death, a fetch for many idle replicas).
+fetched as needed, so memory does not grow with the job. An event takes time in proportion to the rows and replicas that it
+names, not to all of them, except for rare ones (a death, a fetch for many idle replicas).
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 FETCH = 256
-# A row that was on a replica when it died, this many times and at last alone, is taken to be the cause.
+# A row that was on a replica in this many deaths, alone on it in the last one, is taken to be the cause and fails.
 MOST_ATTEMPTS = 3
-# A replica that dies this often without ending a single row in between is not started again. Deaths that a row is
-# blamed for do not count, but so many rows blamed in succession mean that the rows are not the cause.
+# A replica that dies this often without ending a single row in between is not restarted. Deaths that a row is blamed for
+# do not count, but if this many rows in succession are blamed, the replica is the cause.
 MOST_IDLE_DEATHS = 3
-MOST_BLAMED_IN_A_ROW = 3
-# When nothing waits any more, a straggler (a row under way for so many times the usual) is given to an idle replica as
-# well, but not before so many seconds: the last rows of a quick job are not worth it.
+MOST_BLAMED_IN_SUCCESSION = 3
+# A straggler is a row in progress for longer than max(STRAGGLER_FACTOR * the usual time, STRAGGLER_SECONDS). When no row
+# waits any more, stragglers are given to idle replicas as well.
 STRAGGLER_FACTOR = 1.5
 STRAGGLER_SECONDS = 5.0
-# The usual is an average over about so many rows.
+# The usual time of a row is a running average over about this many rows.
 USUAL_OVER = 1000
-# While rows still wait, one replica for so many suspects is emptied to try them.
+# While other rows wait, one replica for this many suspects is emptied to try suspects alone.
 SUSPECTS_A_TESTER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUp:
-    """The replica can take rows: ``capacity`` may be there, ``slots`` of them are worked on at a time.
+    """The replica can take rows: it holds up to ``capacity``, and works on ``slots`` of them (its batch) at a time.
 
-    A replica that the schedule has not heard of joins with it.
+    The replica may be new to the schedule.
     """
 
     replica: int
@@ -43,16 +43,16 @@ class ReplicaUp:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDoubtful:
-    """It does not answer any more and gets no rows; ``ReplicaDown`` or ``ReplicaLost`` says what became of those it has."""
+    """It has stopped answering: it keeps its rows and gets no others until ``ReplicaDown`` or ``ReplicaLost`` follows."""
 
     replica: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDown:
-    """It has died. Rows that were meant for it and are still ``unsent`` had no part in that.
+    """It has died on a living host. Rows that were assigned to it but still ``unsent`` cannot be the cause.
 
-    Where no row is to be blamed, it had too many of them at once, and comes up again for fewer.
+    ``rows_are_blamed`` is False if it died for want of memory with a full batch; it is restarted with a smaller one.
     """
 
     replica: int
@@ -63,21 +63,21 @@ class ReplicaDown:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAdded:
-    """A further replica, which may come up later."""
+    """A new replica, which is being started."""
 
     replica: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """It has no cores: its host has left, or it gave them up. Nobody's fault, and it may come up again elsewhere."""
+    """It has no cores any more (its host has left, say). No row is blamed, and it may come up again elsewhere."""
 
     replica: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowsFetched:
-    """The next rows of the journal, with the attempts each has behind it."""
+    """The next rows of the journal, each with its attempts (deaths of replicas that had it)."""
 
     rows: tuple[tuple[int, int], ...]
     exhausted: bool
@@ -85,12 +85,12 @@ class RowsFetched:
 
 @dataclass(frozen=True, slots=True)
 class RowsOffered:
-    """There are rows to be fetched again, behind the last that were."""
+    """More rows can be fetched, after the last one that was (a server's next batch)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsWithdrawn:
-    """Nobody wants the rows from ``first`` to ``last`` any more."""
+    """The rows from ``first`` to ``last`` are cancelled."""
 
     first: int
     last: int
@@ -104,21 +104,21 @@ class RowsEnded:
 
 @dataclass(frozen=True, slots=True)
 class RowsEndedTogether:
-    """On several replicas. Nobody is given a row before all of it is known: it may be one of these."""
+    """Rows that ended on several replicas. Handled as one event, so that none of them is given out as a straggler."""
 
     ended: tuple[RowsEnded, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What time it is, in seconds from anywhere."""
+    """The time, in seconds of any monotonic clock."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Start nothing new; what is under way may end."""
+    """Start no further rows; those in progress may end."""
 
 
 Event = (
@@ -140,7 +140,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """These rows have ended on another replica: their answers are not needed any more."""
+    """The replica need not finish these rows: they have ended on another one, or were withdrawn."""
 
     replica: int
     rows: tuple[int, ...]
@@ -148,7 +148,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class RecordAttempts:
-    """These rows were on a replica that died."""
+    """Journal one more attempt of these rows: they were on a replica that died."""
 
     rows: tuple[int, ...]
 
@@ -166,7 +166,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Nothing is left to do; ``reason`` says why where rows are left over that nobody can do."""
+    """The schedule has ended; ``reason`` is set if rows are left because no replica stays alive."""
 
     reason: str | None = None
 
@@ -176,9 +176,9 @@ Command = Fetch | Send | Cancel | RecordAttempts | FailRow | Restart | Finish
 
 @dataclass(slots=True)
 class _Replica:
-    """``rows`` are those it holds, with the deaths that each has behind it. ``expected``: it is up, or is being started.
+    """``rows``: those that it holds, each with its attempts. ``expected``: it is up or being started.
 
-    While it is in doubt rows may end or fail elsewhere, so ``rows_at_death`` says how many there were.
+    While it is in doubt its rows may end or fail elsewhere, so ``rows_at_death`` keeps how many it had when it died.
     """
 
     capacity: int = 0
@@ -197,24 +197,30 @@ class _Replica:
 
 
 class Schedule:
-    """One that ``stays_open`` ends with a drain only: more rows may be offered. At least ``ahead`` rows wait here."""
+    """Rows of all replicas of a job, or of a server's batches.
+
+    ``ahead``: rows are fetched when fewer than this wait here. ``stays_open``: the schedule ends only by a drain, since
+    more rows may be offered.
+    """
 
     def __init__(self, replicas: Iterable[int], ahead: int = FETCH // 2, stays_open: bool = False) -> None:
         self._ahead = ahead
         self._stays_open = stays_open
         self._replicas = {replica: _Replica() for replica in replicas}
         self._waiting: deque[tuple[int, int]] = deque()
-        # Rows that have seen replicas die: each is tried alone, so that an innocent one is not blamed with the guilty.
+        # Rows with more than one attempt. Each is tried alone on a replica, so that no other row is blamed with it.
         self._suspects: deque[tuple[int, int]] = deque()
         self._testers = 0
-        # Every row under way, with the replicas that have it, and those that one replica has, the longest under way first.
+        # Every row in progress, with the replicas that have it.
         self._holders: dict[int, tuple[int, ...]] = {}
-        self._single: OrderedDict[int, float] = OrderedDict()
-        # Replicas that have room, and got less than they could take.
+        # The rows that exactly one replica has, with the time at which it was sent them, the oldest first.
+        self._sent_at: OrderedDict[int, float] = OrderedDict()
+        # Replicas that have room for more rows (an ordered set).
         self._with_room: dict[int, None] = {}
+        # Replicas that are up, and the rows beyond their batches (capacity - slots) that they hold together.
         self._up = self._queue = 0
         self._now = 0.0
-        self._usual, self._timed = 0.0, 0
+        self._usual_seconds, self._timed = 0.0, 0
         self._fetching = False
         self._exhausted = False
         self._draining = False
@@ -222,21 +228,21 @@ class Schedule:
         self._last_reason = ""
 
     @property
-    def held(self) -> int:
-        """How many rows the schedule knows of at this moment."""
+    def rows_known(self) -> int:
+        """The number of rows that are waiting or in progress here; the others are in the journal only."""
         return len(self._holders) + len(self._waiting) + len(self._suspects)
 
     def start(self) -> list[Command]:
-        return self._next(())
+        return self._next_commands(())
 
     def handle(self, event: Event) -> list[Command]:
         commands: list[Command] = []
         fed: Iterable[int]
         match event:
             case RowsEnded():
-                commands, fed = self._end([event])
+                commands, fed = self._rows_ended([event])
             case RowsEndedTogether(ended):
-                commands, fed = self._end(ended)
+                commands, fed = self._rows_ended(ended)
             case Tick(now):
                 self._now = now
                 fed = tuple(islice(self._with_room, self._straggler_count())) if self._with_room else ()
@@ -259,13 +265,13 @@ class Schedule:
                 fed = (replica,)
             case ReplicaDoubtful(replica):
                 state = self._replicas[replica]
-                self._take_out(state)
+                self._take_out_of_service(state)
                 state.rows_at_death = len(state.rows)
                 self._with_room.pop(replica, None)
                 fed = ()
             case ReplicaDown(replica, reason, unsent, rows_are_blamed):
                 if rows_are_blamed:
-                    commands = self._lose(replica, reason, unsent)
+                    commands = self._replica_died(replica, reason, unsent)
                 else:
                     self._put_back(replica, self._empty(replica))
                     commands = [] if self._draining else [Restart(replica)]
@@ -280,11 +286,11 @@ class Schedule:
             case Drain():
                 self._draining = True
                 fed = ()
-        commands.extend(self._next(fed))
+        commands.extend(self._next_commands(fed))
         return commands
 
-    def _end(self, ends: Iterable[RowsEnded]) -> tuple[list[Command], Iterable[int]]:
-        """Other replicas need not finish these rows; with the replicas that have room by that."""
+    def _rows_ended(self, ends: Iterable[RowsEnded]) -> tuple[list[Command], Iterable[int]]:
+        """Commands to cancel the rows' copies on other replicas, and the replicas that have room now."""
         with_room: dict[int, None] = {}
         others: dict[int, list[int]] = {}
         for ended in ends:
@@ -292,10 +298,10 @@ class Schedule:
             state.idle_deaths = state.blamed = 0
             with_room[ended.replica] = None
             for row in ended.rows:
-                sent = self._single.pop(row, None)
+                sent = self._sent_at.pop(row, None)
                 if sent is not None:
                     self._timed += 1
-                    self._usual += (self._now - sent - self._usual) / min(self._timed, USUAL_OVER)
+                    self._usual_seconds += (self._now - sent - self._usual_seconds) / min(self._timed, USUAL_OVER)
                 for holder in self._holders.pop(row, ()):
                     del self._replicas[holder].rows[row]
                     if holder != ended.replica:
@@ -303,18 +309,18 @@ class Schedule:
         return [Cancel(holder, tuple(rows)) for holder, rows in others.items()], with_room | dict.fromkeys(others)
 
     def _withdraw(self, first: int, last: int) -> tuple[list[Command], Iterable[int]]:
-        """Those that wait are forgotten, those under way cancelled; with the replicas that have room by that."""
+        """Forget waiting rows and cancel those in progress; returns the replicas that have room now as well."""
         self._waiting = deque(each for each in self._waiting if not first <= each[0] <= last)
         self._suspects = deque(each for each in self._suspects if not first <= each[0] <= last)
         cancelled: dict[int, list[int]] = {}
         for row in [row for row in self._holders if first <= row <= last]:
-            self._single.pop(row, None)
+            self._sent_at.pop(row, None)
             for holder in self._holders.pop(row):
                 del self._replicas[holder].rows[row]
                 cancelled.setdefault(holder, []).append(row)
         return [Cancel(holder, tuple(rows)) for holder, rows in cancelled.items()], tuple(cancelled)
 
-    def _lose(self, replica: int, reason: str, unsent: frozenset[int]) -> list[Command]:
+    def _replica_died(self, replica: int, reason: str, unsent: frozenset[int]) -> list[Command]:
         state = self._replicas[replica]
         innocent = [row for row in state.rows if row in unsent]
         self._put_back(replica, {row: state.rows.pop(row) for row in innocent})
@@ -323,18 +329,19 @@ class Schedule:
         commands: list[Command] = []
         if rows:
             commands.append(RecordAttempts(tuple(rows)))
-        # Only one that was alone is blamed; company may have come by while its copy was dying elsewhere.
+        # Only a row that was alone on the replica is blamed. It may have had others beside it when the replica went into
+        # doubt, which have since ended elsewhere: rows_at_death counts them.
         alone = max(len(rows), state.rows_at_death) == 1
         blamed = [row for row, attempts in rows.items() if alone and attempts + 1 >= MOST_ATTEMPTS]
         for row, attempts in rows.items():
             elsewhere = tuple(holder for holder in self._holders.pop(row) if holder != replica)
-            self._single.pop(row, None)
+            self._sent_at.pop(row, None)
             if row in blamed:
                 for holder in elsewhere:
                     del self._replicas[holder].rows[row]
                     commands.append(Cancel(holder, (row,)))
             elif elsewhere:
-                self._holders[row], self._single[row] = elsewhere, self._now
+                self._holders[row], self._sent_at[row] = elsewhere, self._now
                 for holder in elsewhere:
                     self._replicas[holder].rows[row] = attempts + 1
             else:
@@ -342,40 +349,40 @@ class Schedule:
         commands.extend(FailRow(row, f"its replica died {MOST_ATTEMPTS} times while doing it: {reason}") for row in blamed)
         state.idle_deaths = 0 if blamed else state.idle_deaths + 1
         state.blamed += len(blamed)
-        if state.idle_deaths >= MOST_IDLE_DEATHS or state.blamed >= MOST_BLAMED_IN_A_ROW:
+        if state.idle_deaths >= MOST_IDLE_DEATHS or state.blamed >= MOST_BLAMED_IN_SUCCESSION:
             del self._replicas[replica]
         elif not self._draining:
             commands.append(Restart(replica))
         return commands
 
     def _put_back(self, replica: int, rows: dict[int, int]) -> None:
-        """What it had waits again, with no more attempts behind it than before."""
+        """Let these rows of the replica wait again, without another attempt counted."""
         for row, attempts in reversed(rows.items()):
             elsewhere = tuple(holder for holder in self._holders.pop(row) if holder != replica)
-            self._single.pop(row, None)
+            self._sent_at.pop(row, None)
             if elsewhere:
-                self._holders[row], self._single[row] = elsewhere, self._now
+                self._holders[row], self._sent_at[row] = elsewhere, self._now
             else:
                 (self._suspects if attempts > 1 else self._waiting).appendleft((row, attempts))
 
     def _empty(self, replica: int) -> dict[int, int]:
-        """Take a replica out of service; the rows that it held."""
+        """Take a replica out of service; returns the rows that it held."""
         state = self._replicas[replica]
         rows, state.rows = state.rows, {}
-        self._take_out(state)
+        self._take_out_of_service(state)
         self._with_room.pop(replica, None)
         return rows
 
-    def _take_out(self, state: _Replica) -> None:
-        """It gets no rows from now on."""
+    def _take_out_of_service(self, state: _Replica) -> None:
+        """The replica gets no rows from now on."""
         if state.up:
             self._up -= 1
             self._queue -= state.capacity - state.slots
         state.up = False
-        self._release(state)
+        self._release_tester(state)
 
-    def _next(self, fed: Iterable[int]) -> list[Command]:
-        """Whatever can be started now, on replicas that may have room."""
+    def _next_commands(self, fed: Iterable[int]) -> list[Command]:
+        """Commands to give rows to the ``fed`` replicas, to fetch more rows, or to finish."""
         if self._finished:
             return []
         commands: list[Command] = []
@@ -398,7 +405,7 @@ class Schedule:
         return [Finish(reason)]
 
     def _emptiest_first(self, replicas: Iterable[int]) -> list[int]:
-        """So that all run dry together at the end."""
+        """Replicas that are up, those with the fewest rows first, so that all run out of rows together at the end."""
         up = [replica for replica in replicas if replica in self._replicas and self._replicas[replica].up]
         return up if len(up) == 1 else sorted(up, key=lambda replica: len(self._replicas[replica].rows))
 
@@ -410,7 +417,7 @@ class Schedule:
             return
         if state.has_a_suspect:
             return
-        # Near the end no replica gets more than it works on: what lay in store here would end sooner elsewhere.
+        # Near the end no replica gets more rows than its batch: rows waiting on one would end sooner on another.
         near_end = self._exhausted and len(self._waiting) <= self._queue
         room = max(0, (state.slots if near_end else state.capacity) - len(state.rows))
         given = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
@@ -419,7 +426,7 @@ class Schedule:
         if given:
             yield self._send(replica, state, given)
         if len(given) < room:
-            # At the end of the line, so that the next straggler is not offered to the same one again and again.
+            # At the end of the ordered set, so that the next straggler is offered to another replica first.
             self._with_room[replica] = None
 
     def _send(self, replica: int, state: _Replica, rows: Iterable[tuple[int, int]]) -> Send:
@@ -429,9 +436,9 @@ class Schedule:
             before = self._holders.get(row, ())
             self._holders[row] = (*before, replica)
             if before:
-                del self._single[row]
+                del self._sent_at[row]
             else:
-                self._single[row] = self._now
+                self._sent_at[row] = self._now
         return Send(replica, tuple(row for row, _ in rows))
 
     # Stragglers
@@ -441,17 +448,17 @@ class Schedule:
         return self._exhausted and not self._waiting and not self._draining and self._timed > 0
 
     def _is_straggler(self, sent: float) -> bool:
-        return self._now - sent > max(STRAGGLER_FACTOR * self._usual, STRAGGLER_SECONDS)
+        return self._now - sent > max(STRAGGLER_FACTOR * self._usual_seconds, STRAGGLER_SECONDS)
 
     def _straggler_count(self) -> int:
         if not self._stragglers_are_copied:
             return 0
-        return sum(1 for _ in takewhile(self._is_straggler, self._single.values()))
+        return sum(1 for _ in takewhile(self._is_straggler, self._sent_at.values()))
 
     def _stragglers(self, replica: int, state: _Replica, room: int) -> list[tuple[int, int]]:
-        """What others have had for long. Results do not depend on who writes them: the first answer counts."""
+        """Up to ``room`` stragglers of other replicas. Texts do not depend on the replica, so the first answer counts."""
         given: list[tuple[int, int]] = []
-        for row, sent in self._single.items():
+        for row, sent in self._sent_at.items():
             if len(given) == room or not self._is_straggler(sent):
                 break
             (holder,) = self._holders[row]
@@ -468,11 +475,11 @@ class Schedule:
 
     def _is_kept_for_suspects(self, state: _Replica) -> bool:
         """Whether the replica takes a suspect next: it is empty, or is being emptied for them."""
-        # One that has itself just died for no known reason proves nothing of a suspect, where there is a better one.
+        # A replica that has itself died without a row to blame is a poor test, if there is another one.
         others = self._replicas.values()
-        doubtful = state.idle_deaths and any(other.expected and not other.idle_deaths for other in others)
-        if not self._suspects or doubtful:
-            self._release(state)
+        unreliable = state.idle_deaths and any(other.expected and not other.idle_deaths for other in others)
+        if not self._suspects or unreliable:
+            self._release_tester(state)
             return False
         if state.rows and not state.tester:
             testers = min(1 + len(self._suspects) // SUSPECTS_A_TESTER, self._up // 2)
@@ -482,6 +489,6 @@ class Schedule:
             self._testers += 1
         return True
 
-    def _release(self, state: _Replica) -> None:
+    def _release_tester(self, state: _Replica) -> None:
         self._testers -= state.tester
         state.tester = False

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from outrider.runner.hosts.auth import bring_token
 from outrider.runner.job.directory import default_directory
-from outrider.runner.job.piped_input import called, is_piped
+from outrider.runner.job.piped_input import input_name, is_piped
 from outrider.runner.options.job import JobSpec
 from outrider.runner.options.option import flag_of
 from outrider.workers.errors import JobError, JobHeldError, UsageError, first_line
@@ -75,7 +75,7 @@ def absolute(spec: JobSpec) -> JobSpec:
     """The same job, said so that the driver's host understands it: it has another working directory."""
     if is_piped(spec.input):
         raise UsageError(
-            f"{called(spec.input)} cannot be sent, since the driver's host reads the input itself: "
+            f"{input_name(spec.input)} cannot be sent, since the driver's host reads the input itself: "
             "write it to a file that it sees"
         )
     directory = Path.cwd() / (spec.out or default_directory(spec.input))

@@ -1,1 +1,1 @@
-"""A job's input, journal and output."""
+"""A job's input, admission, journal, results and directory."""

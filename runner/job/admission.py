@@ -1,4 +1,4 @@
-"""From an input file to a journal full of rows: the whole file is checked before anything runs."""
+"""Admission: checks every row of the input, encodes its prompt and fills the journal, before anything runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.reasoning import ReasoningTags, prompt_ends_inside
 
 ROWS_AT_ONCE = 1000
-# So many portions lie between reading and writing, so that the tokenizer process need not wait for either.
+# Portions of rows between reading and journalling, so that the tokenizer process need not wait for either.
 PORTIONS_AHEAD = 2
 MOST_ERRORS_SHOWN = 50
 MOST_MODELS_SHOWN = 5
@@ -45,15 +45,15 @@ UNKNOWN_FORM = (
     "the model's chat template writes calls of tools in no form that is known here "
     f'(known are {KNOWN}); leave out "tools", or choose another model'
 )
-# How a key spells a token id: one way only, so that no two keys are one token.
+# A token id as a key of logit_bias: without leading zeros, so that two keys cannot be the same token.
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """How many rows there are, bad ones included where they may be skipped, and some of the models they ask for.
+    """The number of rows (with ``--skip-bad`` the bad ones included) and the first few models that rows ask for.
 
-    ``carried`` names the columns of a table that go through to the results, ``left_out`` those that nothing reads.
+    ``carried``: the columns that go through to the results; ``left_out``: those that are neither read nor carried.
     """
 
     rows: int
@@ -70,9 +70,9 @@ def admit(
     journal: Journal,
     meta_of: Callable[[str], dict[str, Any]],
 ) -> Admitted:
-    """Check every row and write the journal, row by row: memory does not grow with the file.
+    """Check every row and fill the journal. Rows are streamed, so memory does not grow with the file.
 
-    The file is read once. ``meta_of`` takes the digest of what was read, which is known when all of it was.
+    The file is read once. ``meta_of`` makes the journal's meta entries from the input's digest, known after the last row.
     """
     models: set[str] = set()
     rows = InputRows(source, spec)
@@ -90,13 +90,13 @@ def admit(
 
 
 def _check_whole_input(spec: JobSpec, source: Source | ArrowSource, journal: Journal) -> None:
-    """Refuse what only shows when all rows are there: ids that repeat, and a file that may not be run."""
+    """Checks that need all rows: repeated ids, and whether any row is bad without ``--skip-bad``."""
     if not journal.counts().rows:
         raise UsageError(f"{source.name} holds no prompts, only blank lines; give one prompt a line")
     for repeated in journal.repeated_ids():
-        _refuse(source, journal, repeated)
+        _fail_repeated_id(source, journal, repeated)
     for nameless in journal.nameless_rows():
-        _name(journal, nameless)
+        _give_unique_id(journal, nameless)
     bad = journal.counts().failed
     if bad and not spec.skip_bad:
         raise InputError(
@@ -104,31 +104,28 @@ def _check_whole_input(spec: JobSpec, source: Source | ArrowSource, journal: Jou
         )
 
 
-def _refuse(source: Source | ArrowSource, journal: Journal, repeated: RepeatedId) -> None:
-    """The first row with an id keeps it. Whatever its line holds, no other one stands in the results under it.
-
-    Of one that is wrong otherwise too both are told.
-    """
+def _fail_repeated_id(source: Source | ArrowSource, journal: Journal, repeated: RepeatedId) -> None:
+    """Fail a row whose id an earlier row has, under its line number; the error names other errors of the row too."""
     message = f'the id "{short(repeated.custom_id)}" stands in line {repeated.earlier_line} already; ids must differ'
     failed = _failed_row(source, repeated.row, BadRow(str(repeated.line), repeated.line, message))
     record = failed.record
     if repeated.record is not None:
         record = error_record(failed.stored, INVALID, f"{message_of(repeated.record)}; {message}")
-    journal.refuse(repeated.row, failed.stored.custom_id, record)
+    journal.fail_at_admission(repeated.row, failed.stored.custom_id, record)
 
 
-def _name(journal: Journal, nameless: NamelessRow) -> None:
-    """Another row has its line's number for an id, and keeps it."""
+def _give_unique_id(journal: Journal, nameless: NamelessRow) -> None:
+    """Give a failed row that goes by its line number another id, since that number is the id of another row."""
     custom_id = f"line {nameless.line}"
     if nameless.taken:
         custom_id = next(name for number in count(2) if not journal.has_id(name := f"{custom_id} ({number})"))
     stored = StoredRow(nameless.row, custom_id, nameless.line, "completion", {}, ())
     error = json.loads(nameless.record)["error"]
-    journal.refuse(nameless.row, custom_id, error_record(stored, error["code"], error["message"]))
+    journal.fail_at_admission(nameless.row, custom_id, error_record(stored, error["code"], error["message"]))
 
 
 def refusal_of(lines: list[str], bad: int) -> tuple[str, list[str]]:
-    """For an InputError: what the first of the bad rows say, and how many there are."""
+    """Arguments of an InputError: the sentence about ``bad`` rows, and the messages of the first of them."""
     if bad > len(lines):
         lines.append(f"... and {bad - len(lines)} more")
     count, them = ("one row is wrong", "it") if bad == 1 else (f"{bad} rows are wrong", "them")
@@ -144,9 +141,9 @@ def _checked_rows(
     journal: Journal,
     models: set[str],
 ) -> Iterator[StoredRow | FailedRow]:
-    """Every row with its prompt in tokens, or what is wrong with it, numbered as they come."""
-    number, writing = 0, WayOfWriting(model_info.path, tokenizer_process)
-    for some, encoded, expected, compiled in _encoded(iter(rows), model_info, tokenizer_process, writing):
+    """Every row, numbered in input order, with its prompt as tokens, or as a failed row."""
+    number, markup = 0, ChatMarkup(model_info.path, tokenizer_process)
+    for some, encoded, expected, compiled in _encoded(iter(rows), model_info, tokenizer_process, markup):
         journal.add_carried(rows.carried.take())
         for row in some:
             checked: StoredRow | BadRow
@@ -157,15 +154,15 @@ def _checked_rows(
                     models.add(row.model)
                 tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
                 predicted = next(expected) if row.prediction else ()
-                checked = _checked(row, tokens, predicted, compiled, number, spec, model_info, writing)
+                checked = _checked(row, tokens, predicted, compiled, number, spec, model_info, markup)
             yield _failed_row(source, number, checked) if isinstance(checked, BadRow) else checked
             number += 1
 
 
-class WayOfWriting:
-    """How the model's chat template tells thoughts and calls of tools from an answer's text, where it does.
+class ChatMarkup:
+    """How the model's chat template marks reasoning and tool calls in an answer.
 
-    It is asked when the first conversation comes: what only goes on with texts needs no template, nor what renders it.
+    Found out when the first conversation comes, since rows with plain prompts need neither template nor transformers.
     """
 
     def __init__(self, path: str, tokenizer_process: TokenizerProcess) -> None:
@@ -181,19 +178,19 @@ class WayOfWriting:
         return self._tokenizer_process.tool_form(self._path)
 
 
-# By a constraint as JSON: its grammar, or "" and what is wrong with it.
+# By constraint (as JSON): its grammar and "", or "" and why it cannot be compiled.
 Compiled = dict[str, tuple[str, str]]
-# A text in tokens, or what is wrong with it.
+# The tokens of a text, or why it cannot be encoded.
 Encoded = tuple[int, ...] | str
 Portion = tuple[list[Request | BadRow], Iterator[Encoded], Iterator[Encoded], Compiled]
 
 
 def _encoded(
-    rows: Iterator[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess, writing: WayOfWriting
+    rows: Iterator[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess, markup: ChatMarkup
 ) -> Iterator[Portion]:
-    """Rows in portions, each with the tokens of its texts and predictions and the grammars of its constraints.
+    """Rows in portions, each with the tokens of its prompts and predictions and the grammars of its constraints.
 
-    The tokenizer process works on the next ones meanwhile.
+    The tokenizer process works on the next portions meanwhile.
     """
     ahead: deque[Callable[[], Portion]] = deque()
     more = True
@@ -201,34 +198,34 @@ def _encoded(
         if more:
             some = list(islice(rows, ROWS_AT_ONCE))
             more = len(some) == ROWS_AT_ONCE
-            ahead.append(_begin(some, model_info, tokenizer_process, writing))
+            ahead.append(_begin_portion(some, model_info, tokenizer_process, markup))
         if not more or len(ahead) > PORTIONS_AHEAD:
             yield ahead.popleft()()
 
 
-def _begin(
-    rows: list[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess, writing: WayOfWriting
+def _begin_portion(
+    rows: list[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess, markup: ChatMarkup
 ) -> Callable[[], Portion]:
     requests = [row for row in rows if isinstance(row, Request)]
     texts = [text_of(row) for row in requests if row.prompt_tokens is None]
     predictions = [row.prediction for row in requests if row.prediction]
     encoding = tokenizer_process.begin_to_encode(model_info.path, texts) if texts else list
     expecting = tokenizer_process.begin_to_encode(model_info.path, predictions, continued=True) if predictions else list
-    compiling = _begin_to_compile(rows, model_info, tokenizer_process, writing)
-    # In the order in which they were begun.
+    compiling = _begin_to_compile(rows, model_info, tokenizer_process, markup)
+    # The answers are taken in the order in which the calls were begun.
     return lambda: (rows, iter(encoding()), iter(expecting()), compiling())
 
 
 def _begin_to_compile(
-    rows: list[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess, writing: WayOfWriting
+    rows: list[Request | BadRow], model_info: ModelInfo, tokenizer_process: TokenizerProcess, markup: ChatMarkup
 ) -> Callable[[], Compiled]:
-    """What is asked of several rows is compiled once. Whether a prompt ends amid thoughts is not known yet."""
+    """Compile each distinct constraint once; with tools also for a prompt that ends inside reasoning (not known yet)."""
     asked = {
-        _name_of(whole): whole
+        _key_of(whole): whole
         for row in rows
         if isinstance(row, Request) and row.constraint is not None
         for inside in (False, True)
-        if (whole := _whole(row.constraint, writing, inside)) is not None
+        if (whole := _with_tool_form(row.constraint, markup, inside)) is not None
     }
     if not asked or not model_info.end_tokens:
         return dict
@@ -238,18 +235,21 @@ def _begin_to_compile(
     return lambda: dict(zip(asked, answer(), strict=True))
 
 
-def _whole(constraint: Constraint, writing: WayOfWriting, inside: bool) -> Constraint | None:
-    """With the form in which the model calls tools; None where that is not known. ``inside``: thoughts have begun."""
+def _with_tool_form(constraint: Constraint, markup: ChatMarkup, inside: bool) -> Constraint | None:
+    """A constraint of kind "tools" with the model's form of tool calls; None if that form is not known.
+
+    ``inside``: the prompt ends inside reasoning.
+    """
     if constraint["kind"] != "tools":
         return constraint
-    if writing.form is None:
+    if markup.form is None:
         return None
-    thoughts = None if writing.tags is None else (writing.tags.opening, writing.tags.closing, inside)
-    return {**constraint, "form": writing.form, "thoughts": thoughts}
+    thoughts = None if markup.tags is None else (markup.tags.opening, markup.tags.closing, inside)
+    return {**constraint, "form": markup.form, "thoughts": thoughts}
 
 
-def _name_of(constraint: Constraint) -> str:
-    # The order of a schema's keys is that of the answer's.
+def _key_of(constraint: Constraint) -> str:
+    # Keys are not sorted: the order of a schema's properties is that of the answer.
     return json.dumps(constraint)
 
 
@@ -259,7 +259,7 @@ def _failed_row(source: Source | ArrowSource, number: int, bad: BadRow) -> Faile
 
 
 def text_of(row: Request) -> Any:
-    """What is encoded of a row whose prompt is no list of tokens."""
+    """What the tokenizer process encodes: the prompt's text, or the conversation."""
     if row.messages is None:
         return row.prompt
     messages = [message.model_dump(exclude_none=True) for message in row.messages]
@@ -276,28 +276,28 @@ def _checked(
     number: int,
     spec: JobSpec,
     model_info: ModelInfo,
-    writing: WayOfWriting,
+    markup: ChatMarkup,
 ) -> StoredRow | BadRow:
     try:
-        return _check(row, tokens, predicted, compiled, number, spec, model_info, writing)
-    except Exception as error:  # one row is never the end of the others
+        return _check(row, tokens, predicted, compiled, number, spec, model_info, markup)
+    except Exception as error:  # an unforeseen error fails this row alone
         return unexpected(row.custom_id, row.line, "admitted", error)
 
 
 def admit_one(
     entry: dict[str, Any], number: int, spec: JobSpec, model_info: ModelInfo, tokenizer_process: TokenizerProcess
 ) -> StoredRow | BadRow:
-    """A row that stands in no file: a line of OpenAI's batch format, as it would be checked in one."""
+    """Check a single request of the batch server, given as a line of OpenAI's batch format."""
     try:
         row = parse_openai(entry, number)
     except RowError as error:
         return BadRow(str(number), number, str(error))
-    except Exception as error:  # one row is never the end of the others
+    except Exception as error:  # an unforeseen error fails this row alone
         return unexpected(str(number), number, "read", error)
-    writing = WayOfWriting(model_info.path, tokenizer_process)
-    _, encoded, expected, compiled = _begin([row], model_info, tokenizer_process, writing)()
+    markup = ChatMarkup(model_info.path, tokenizer_process)
+    _, encoded, expected, compiled = _begin_portion([row], model_info, tokenizer_process, markup)()
     tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
-    return _checked(row, tokens, next(expected, ()), compiled, number, spec, model_info, writing)
+    return _checked(row, tokens, next(expected, ()), compiled, number, spec, model_info, markup)
 
 
 def _check(
@@ -308,7 +308,7 @@ def _check(
     number: int,
     spec: JobSpec,
     model_info: ModelInfo,
-    writing: WayOfWriting,
+    markup: ChatMarkup,
 ) -> StoredRow | BadRow:
     if isinstance(tokens, str):
         return BadRow(row.custom_id, row.line, tokens)
@@ -323,22 +323,22 @@ def _check(
         problem = f'"min_tokens" is {least} and at most {most} may be written ("max_tokens"); ask for fewer or allow more'
         return BadRow(row.custom_id, row.line, problem)
     prompt = tuple(map(int, tokens))
-    if kind == "chat" and writing.tags is not None:
-        request["reasoning"] = (writing.tags.opening, writing.tags.closing, prompt_ends_inside(writing.tags, prompt))
-        if writing.tags.shown:
-            request["shown"] = list(writing.tags.shown)
-    # What cannot be tokens of the model is expected in vain, and no fault of the row.
+    if kind == "chat" and markup.tags is not None:
+        request["reasoning"] = (markup.tags.opening, markup.tags.closing, prompt_ends_inside(markup.tags, prompt))
+        if markup.tags.shown:
+            request["shown"] = list(markup.tags.shown)
+    # A prediction is a hint: one that the model's vocabulary lacks is ignored, not refused.
     if predicted and not isinstance(predicted, str) and max(predicted) < model_info.vocabulary:
         request["predicted"] = list(map(int, predicted[: model_info.context]))
-    if row.tools and writing.form is None:
+    if row.tools and markup.form is None:
         return BadRow(row.custom_id, row.line, UNKNOWN_FORM)
-    if row.tools and writing.form is not None:
+    if row.tools and markup.form is not None:
         names = [tool["function"]["name"] for tool in row.tools]
-        request["tools"] = (writing.form.kind, names, row.tool_choice)
-        request["shown"] = sorted({*request.get("shown", ()), *writing.form.shown})
+        request["tools"] = (markup.form.kind, names, row.tool_choice)
+        request["shown"] = sorted({*request.get("shown", ()), *markup.form.shown})
     if row.constraint is not None:
         inside = "reasoning" in request and request["reasoning"][2]
-        request["grammar"], problem = _grammar(row.constraint, compiled, request, inside, model_info, writing)
+        request["grammar"], problem = _grammar(row.constraint, compiled, request, inside, model_info, markup)
         if problem:
             return BadRow(row.custom_id, row.line, problem)
     return StoredRow(number, row.custom_id, row.line, kind, request, prompt)
@@ -350,23 +350,23 @@ def _grammar(
     request: dict[str, Any],
     inside: bool,
     model_info: ModelInfo,
-    writing: WayOfWriting,
+    markup: ChatMarkup,
 ) -> tuple[str, str]:
-    """The grammar of a row's constraint, and why it cannot be kept."""
+    """The grammar of a row's constraint and "", or "" and why it cannot be kept."""
     key = constraint["key"]
     if not model_info.end_tokens:
         return "", f'"{key}" cannot be kept: {model_info.name} has no token that ends a text; remove it'
     if request["min_tokens"] or not set(model_info.end_tokens) & set(request["end_tokens"]):
         option = "--min-tokens" if request["min_tokens"] else "--ignore-eos"
         return "", f'"{key}" says where the answer ends, and does not go with {option}; leave out one of the two'
-    whole = _whole(constraint, writing, inside)
+    whole = _with_tool_form(constraint, markup, inside)
     if inside and whole is constraint:
         return "", (
             f'"{key}" cannot be kept: the chat template begins the answer with the model\'s thoughts; ask it for none '
             '("chat_template_kwargs": {"enable_thinking": false})'
         )
-    assert whole is not None, "a row whose calls have no known form is refused before"
-    grammar, problem = compiled[_name_of(whole)]
+    assert whole is not None, "a row with tools is refused earlier if the model's form of calls is not known"
+    grammar, problem = compiled[_key_of(whole)]
     return grammar, f'"{key}" cannot be kept: {problem}' if problem else ""
 
 
@@ -408,7 +408,7 @@ def _vocabulary_problem(row: Request, tokens: tuple[int, ...], model_info: Model
 
 
 def _resolve(row: Request, prompt_length: int, spec: JobSpec, model_info: ModelInfo) -> dict[str, Any]:
-    """Everything that decides the row's text, the job's defaults filled in."""
+    """The parameters that decide the row's text, with the job's defaults filled in."""
     own = row.parameters
 
     def value(name: str) -> Any:
@@ -436,12 +436,12 @@ def _resolve(row: Request, prompt_length: int, spec: JobSpec, model_info: ModelI
 
 
 def _temperature(asked: float) -> float:
-    """Below this no noise can matter, and dividing by it may overflow: that is greedy."""
+    """Temperatures below LEAST_TEMPERATURE are greedy: noise cannot change a choice, and logits / T may overflow."""
     return asked if asked >= LEAST_TEMPERATURE else 0.0
 
 
 class Resolved(TypedDict):
-    """What ``_resolve`` makes, as a journal gives it back."""
+    """The parameters that ``_resolve`` makes, as they are read back from a journal (which may be damaged)."""
 
     max_tokens: Annotated[StrictInt, Field(ge=0)]
     min_tokens: NotRequired[StrictInt]
@@ -460,13 +460,13 @@ class Resolved(TypedDict):
     frequency_penalty: StrictFloat
     logit_bias: list[tuple[StrictInt, StrictFloat]]
     grammar: NotRequired[StrictStr]
-    # The tags around the model's thoughts, and whether the prompt ends behind the first.
+    # The tags around the model's reasoning, and whether the prompt ends after the opening one.
     reasoning: NotRequired[tuple[StrictStr, StrictStr, StrictBool]]
-    # In which form the model calls tools, their names, and what the row says of its choice.
+    # The form of the model's tool calls, the tools' names, and the row's "tool_choice".
     tools: NotRequired[tuple[Literal["hermes", "llama", "mistral"], list[StrictStr], Choice]]
-    # Special tokens that are marks of calls.
+    # Special tokens that are decoded as text, since they mark reasoning or tool calls.
     shown: NotRequired[list[StrictInt]]
-    # Tokens of what the answer is expected to be.
+    # The tokens of the row's "prediction", among which candidates are looked for.
     predicted: NotRequired[list[StrictInt]]
 
 
@@ -474,7 +474,7 @@ RESOLVED = TypeAdapter(Resolved)
 
 
 def samples_of(stored: StoredRow) -> list[Row]:
-    """The rows for the workers: one a sample. Their keys tell which row and which sample."""
+    """One row for the workers per sample; its key is row * MOST_SAMPLES + sample."""
     try:
         request = RESOLVED.validate_python(stored.request)
     except ValidationError as error:

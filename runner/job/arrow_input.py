@@ -1,7 +1,7 @@
-"""Parquet and Arrow files, and directories of them, as Hugging Face's datasets are kept: read by portions of rows.
+"""Parquet and Arrow files, and directories of them (Hugging Face datasets), read by portions of rows.
 
-Their bytes are not read one after the other, so the digest is taken first, of the file that is then held open, and it is
-looked at afterwards whether that file was written to meanwhile.
+Their bytes are not read in order, so a file is hashed first, kept open while its rows are read, and checked afterwards for
+changes in the meantime.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from outrider.runner.validation_errors import short
 from outrider.workers.errors import UsageError, first_line
 
 ROWS_AT_ONCE = 1000
-# Of a portion's columns: where rows hold images or sounds, a portion has fewer of them.
+# A portion has fewer rows where these are large (images, sounds).
 MOST_BYTES_AT_ONCE = 16 << 20
 READ_AT_ONCE = 1 << 20
 PARQUET, ARROW = "parquet", "arrow"
-CALLED = {PARQUET: "Parquet", ARROW: "Arrow"}
+KIND_NAMES = {PARQUET: "Parquet", ARROW: "Arrow"}
 SUFFIXES = {".parquet": PARQUET, ".arrow": ARROW, ".feather": ARROW}
 MAGIC = {PARQUET: b"PAR1", ARROW: b"ARROW1"}
-# An Arrow stream begins with the length of its schema behind this mark.
+# An Arrow stream begins with this mark and the length of its schema, and ends with the mark and the length 0.
 STREAM = b"\xff\xff\xff\xff"
-# And ends with none, where its writer came to its end.
 STREAM_END = STREAM + bytes(4)
 # A part's name as Hugging Face's hub and datasets write it: train-00000-of-00003.parquet
 PART = re.compile(r"(?P<split>.+?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
@@ -41,12 +40,12 @@ SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
 STATE, SPLITS_OF_DATASET = "state.json", "dataset_dict.json"
 MOST_FILES = 100_000
 NO_UTF8 = '{}: the column "{}" holds bytes that are not UTF-8 from there on; mend it'
-# Of types that can hold what Python's cannot: more years, and other time zones.
+# Types whose values Python's own types may not be able to hold: more years, other time zones.
 BEYOND_PYTHON = ("date", "time", "duration", "interval")
 
 
 def pyarrow_for(what: str) -> Any:
-    """The package, or what to install."""
+    """The package pyarrow; an error that says how to install it if it is missing."""
     try:
         import pyarrow
     except ImportError:
@@ -55,7 +54,7 @@ def pyarrow_for(what: str) -> Any:
 
 
 def kind_of(path: Path, source: Source | None, form: str) -> str | None:
-    """``parquet`` or ``arrow`` where that is what the input is, by what is asked for, by its name and by its content."""
+    """``parquet`` or ``arrow`` by ``--format``, else by the file's name, else by its content; None for other inputs."""
     if form != "auto":
         return form if form in (PARQUET, ARROW) else None
     if path.is_dir():
@@ -69,7 +68,7 @@ def kind_of(path: Path, source: Source | None, form: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Rows that lie together: the first of them is in ``line``, counted from 1 through all files."""
+    """Consecutive rows; ``line`` is the number of the first, counted from 1 through all files."""
 
     line: int
     # A pyarrow.RecordBatch.
@@ -77,16 +76,16 @@ class Portion:
 
 
 class ArrowSource:
-    """The rows of one file, or of the files of a directory one after the other."""
+    """The rows of one file, or of all files of a directory."""
 
     def __init__(self, path: Path, kind: str, name: str | None = None, split: str | None = None) -> None:
-        self._pyarrow = pyarrow_for("a directory of a dataset" if path.is_dir() else CALLED[kind])
+        self._pyarrow = pyarrow_for("a directory of a dataset" if path.is_dir() else KIND_NAMES[kind])
         self.path = path
         self.name = printable(path if name is None else name)
         self._kind = kind
         self._files = files_of(path, split)
         self._digest: str | None = None
-        # The first row of each file that has been read.
+        # The number of the first row of each file that has been read.
         self._begun: list[tuple[int, Path]] = []
         self.schema = self._common_schema()
 
@@ -96,32 +95,32 @@ class ArrowSource:
         return self._digest
 
     def location(self, line: int) -> str:
-        """Where a row stands that has been read: its file, and the row in there."""
+        """``file:row`` of a row that has been read, by its number through all files."""
         first, file = next((first, file) for first, file in reversed(self._begun) if first <= line)
         return f"{self._shown(file)}:{line - first + 1}"
 
     def portions(self, wanted: Callable[[str], bool]) -> Iterator[Portion]:
-        """All rows, of the columns that are wanted."""
+        """All rows, with the wanted columns."""
         columns = [name for name in self.schema.names if wanted(name)]
         digests = []
         line = 1
         for file in self._files:
             self._begun.append((line, file))
-            with _Held(file, self._shown(file)) as held:
-                digests.append((self._relative(file), held.digest))
-                for batch in self._batches(held, columns):
+            with _OpenFile(file, self._shown(file)) as open_file:
+                digests.append((self._relative(file), open_file.digest))
+                for batch in self._batches(open_file, columns):
                     for some in _small_enough(batch):
                         yield Portion(line, some)
                         line += some.num_rows
-                held.check_unchanged()
-        self._digest = _together(digests, self.path.is_dir())
+                open_file.check_unchanged()
+        self._digest = _combined_digest(digests, self.path.is_dir())
 
     def _common_schema(self) -> Any:
-        """That of the first file, which the others have to have, too."""
+        """The schema of the first file; an error if another file has a different one."""
         first = None
         for file in self._files:
-            with _Held(file, self._shown(file), hashed=False) as held:
-                schema = self._schema(held)
+            with _OpenFile(file, self._shown(file), hashed=False) as open_file:
+                schema = self._schema(open_file)
             first = schema if first is None else first
             if not schema.equals(first):
                 names = (*first.names, *schema.names)
@@ -137,52 +136,52 @@ class ArrowSource:
             raise UsageError(f'{self.name}: two columns are called "{short(twice)}"; rename one')
         return first.remove_metadata()
 
-    def _schema(self, held: _Held) -> Any:
-        with self._translated(held.name), ExitStack() as stack:
-            if self._kind_of(held) == PARQUET:
+    def _schema(self, open_file: _OpenFile) -> Any:
+        with self._translated(open_file.name), ExitStack() as stack:
+            if self._kind_of(open_file) == PARQUET:
                 from pyarrow import parquet
 
-                return stack.enter_context(parquet.ParquetFile(held.opened(self._pyarrow))).schema_arrow
-            return stack.enter_context(self._reader(held)).schema
+                return stack.enter_context(parquet.ParquetFile(open_file.opened(self._pyarrow))).schema_arrow
+            return stack.enter_context(self._reader(open_file)).schema
 
-    def _batches(self, held: _Held, columns: list[str]) -> Iterator[Any]:
+    def _batches(self, open_file: _OpenFile, columns: list[str]) -> Iterator[Any]:
         pyarrow = self._pyarrow
         schema = pyarrow.schema([self.schema.field(name) for name in columns])
-        with self._translated(held.name):
-            if self._kind_of(held) == PARQUET:
+        with self._translated(open_file.name):
+            if self._kind_of(open_file) == PARQUET:
                 from pyarrow import parquet
 
-                # By pages, since one row group may hold the whole file.
-                with parquet.ParquetFile(held.opened(pyarrow), buffer_size=READ_AT_ONCE, pre_buffer=False) as file:
+                # Read page by page, since a single row group may hold the whole file.
+                with parquet.ParquetFile(open_file.opened(pyarrow), buffer_size=READ_AT_ONCE, pre_buffer=False) as file:
                     for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
                         yield batch.cast(schema) if batch.schema != schema else batch
                 return
-            with self._reader(held) as reader:
+            with self._reader(open_file) as reader:
                 stream = hasattr(reader, "read_next_batch")
                 batches = reader if stream else map(reader.get_batch, range(reader.num_record_batches))
                 for batch in batches:
                     yield batch.select(columns).replace_schema_metadata(None)
                 if stream:
-                    held.check_stream_ended()
+                    open_file.check_stream_ended()
 
-    def _reader(self, held: _Held) -> Any:
-        """Of an Arrow file, or of a stream, as datasets call their files."""
-        opened = held.opened(self._pyarrow)
-        if held.beginning.startswith(MAGIC[ARROW]):
+    def _reader(self, open_file: _OpenFile) -> Any:
+        """A reader of an Arrow file or an Arrow stream; Hugging Face's .arrow files are streams."""
+        opened = open_file.opened(self._pyarrow)
+        if open_file.beginning.startswith(MAGIC[ARROW]):
             return self._pyarrow.ipc.open_file(opened)
         return self._pyarrow.ipc.open_stream(opened)
 
-    def _kind_of(self, held: _Held) -> str:
-        """A directory's files say by their content what they are."""
-        if held.beginning.startswith(MAGIC[PARQUET]):
+    def _kind_of(self, open_file: _OpenFile) -> str:
+        """The kind of a file by its content, since a directory may hold both."""
+        if open_file.beginning.startswith(MAGIC[PARQUET]):
             return PARQUET
-        if held.beginning.startswith((MAGIC[ARROW], STREAM)):
+        if open_file.beginning.startswith((MAGIC[ARROW], STREAM)):
             return ARROW
-        kind = CALLED[SUFFIXES.get(held.path.suffix, self._kind)]
-        raise UsageError(f"{held.name} is no {kind} file: it begins otherwise; name its form with --format")
+        kind = KIND_NAMES[SUFFIXES.get(open_file.path.suffix, self._kind)]
+        raise UsageError(f"{open_file.name} is no {kind} file: it begins otherwise; name its form with --format")
 
-    def _translated(self, name: str) -> _Translated:
-        return _Translated(name, self._pyarrow.ArrowException)
+    def _translated(self, name: str) -> _ErrorsAsSentences:
+        return _ErrorsAsSentences(name, self._pyarrow.ArrowException)
 
     def _shown(self, file: Path) -> str:
         return self.name if file == self.path else printable(file)
@@ -192,16 +191,16 @@ class ArrowSource:
 
 
 def digest_of_directory(path: Path, split: str | None) -> str:
-    """What ``ArrowSource.digest`` would be."""
+    """The digest that ``ArrowSource`` has after its rows were read."""
     digests = []
     for file in files_of(path, split):
-        with _Held(file, printable(file)) as held:
-            digests.append((str(file.relative_to(path)), held.digest))
-    return _together(digests, directory=True)
+        with _OpenFile(file, printable(file)) as open_file:
+            digests.append((str(file.relative_to(path)), open_file.digest))
+    return _combined_digest(digests, directory=True)
 
 
 def files_of(path: Path, split: str | None) -> list[Path]:
-    """The file itself; of a directory those of the split that is asked for."""
+    """The file itself, or the files of a directory's split."""
     if not path.is_dir():
         if split is not None:
             raise UsageError(f"--split: {path} is a file and has no splits; leave it out")
@@ -224,7 +223,7 @@ def files_of(path: Path, split: str | None) -> list[Path]:
 
 
 def _saved(path: Path) -> dict[str, list[Path]]:
-    """What ``save_to_disk`` of Hugging Face's datasets has written: one dataset, or one a split."""
+    """Files by split, of a directory that ``save_to_disk`` of Hugging Face's datasets has written."""
     if (path / SPLITS_OF_DATASET).is_file():
         names = _json(path / SPLITS_OF_DATASET).get("splits")
         if not isinstance(names, list) or not all(map(_is_plain, names)):
@@ -249,7 +248,7 @@ def _files_of_dataset(folder: Path) -> list[Path]:
 
 
 def _parquet_files(path: Path) -> dict[str, list[Path]]:
-    """By split, as the hub names them: train-00000-of-00003.parquet, train/0000.parquet, or none that is known."""
+    """Files by split, as the hub names them: train-00000-of-00003.parquet or train/0000.parquet."""
     found: dict[tuple[str, str], list[Path]] = {}
     for number, file in enumerate(path.rglob("*.parquet")):
         if number >= MOST_FILES:
@@ -258,7 +257,7 @@ def _parquet_files(path: Path) -> dict[str, list[Path]]:
         if any(part.startswith((".", "_")) for part in relative.parts):
             continue
         found.setdefault(_split_of(relative), []).append(file)
-    # The same split of several configurations is told apart by their folders.
+    # Splits of the same name in several configurations are named by their folders.
     names = [split for _, split in found]
     return {
         split if names.count(split) == 1 else f"{folder}/{split}" if folder else split: sorted(files)
@@ -267,7 +266,7 @@ def _parquet_files(path: Path) -> dict[str, list[Path]]:
 
 
 def _split_of(relative: Path) -> tuple[str, str]:
-    """Its folder, and its split in there."""
+    """A file's folder, and its split."""
     *folders, name = relative.parts
     stem = name.removesuffix(".parquet")
     if part := PART.fullmatch(stem):
@@ -280,7 +279,7 @@ def _split_of(relative: Path) -> tuple[str, str]:
 
 
 def _is_plain(name: object) -> bool:
-    """A name within its own folder."""
+    """Whether it is a file name without a path."""
     return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
@@ -302,14 +301,14 @@ def _type(schema: Any, name: str) -> Any:
 
 
 def _small_enough(batch: Any) -> Iterator[Any]:
-    """Slices of few rows, and of few bytes where there is more than one row."""
+    """Slices of at most ROWS_AT_ONCE rows and, unless it is a single row, about MOST_BYTES_AT_ONCE bytes."""
     rows = max(1, min(ROWS_AT_ONCE, int(batch.num_rows * MOST_BYTES_AT_ONCE / max(1, batch.nbytes))))
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
 
 
-def _together(digests: Sequence[tuple[str, str]], directory: bool) -> str:
-    """Of one file its own; of a directory's files that of their names and digests."""
+def _combined_digest(digests: Sequence[tuple[str, str]], directory: bool) -> str:
+    """A single file's own digest; for a directory the digest of its files' names and digests."""
     if not directory:
         return digests[0][1]
     listed = "".join(f"{digest}  {name}\n" for name, digest in digests)
@@ -317,7 +316,7 @@ def _together(digests: Sequence[tuple[str, str]], directory: bool) -> str:
 
 
 def python_rows(batch: Any, where: str = "") -> list[dict[str, Any]]:
-    """A batch's rows as Python has them; what Python has no type for (nanoseconds) is spelled."""
+    """A batch's rows as Python values; values without a Python type (nanoseconds) as text."""
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         columns[name] = _values(column, name, where)
@@ -328,7 +327,7 @@ def python_rows(batch: Any, where: str = "") -> list[dict[str, Any]]:
 
 def _values(column: Any, name: str, where: str) -> list[Any]:
     try:
-        return _listed(column)
+        return _python_values(column)
     except UnicodeDecodeError:
         raise UsageError(NO_UTF8.format(where, short(name))) from None
     except (ValueError, OverflowError, KeyError) as error:
@@ -337,19 +336,19 @@ def _values(column: Any, name: str, where: str) -> list[Any]:
     return [_value(column, row, name, where) for row in range(len(column))]
 
 
-def _listed(column: Any) -> list[Any]:
+def _python_values(column: Any) -> list[Any]:
     if "[ns" in str(column.type) and not column.type.num_fields:
-        # Python has no nanoseconds; with pandas beside it, others than without would come out.
+        # Python has no nanoseconds, and pyarrow would return other types if pandas is installed.
         column = column.cast("string")
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
 def _value(column: Any, row: int, name: str, where: str) -> Any:
-    """What is beyond Python (years after 9999, an unknown time zone) as Arrow spells it, times in UTC."""
+    """A value; one that Python cannot hold (years after 9999, an unknown time zone) as Arrow's text, times in UTC."""
     pyarrow = pyarrow_for(where)
     kind, one = column.type, column.slice(row, 1)
     try:
-        return _listed(one)[0]
+        return _python_values(one)[0]
     except (ValueError, OverflowError, KeyError) as error:
         if pyarrow.types.is_timestamp(kind):
             text = one.cast(pyarrow.timestamp(kind.unit)).cast("string").to_pylist()[0]
@@ -362,7 +361,7 @@ def _value(column: Any, row: int, name: str, where: str) -> Any:
 
 
 def check_spelled(batch: Any, where: str) -> None:
-    """Refuse now what could not be written with the results."""
+    """Refuse carried values that could not be written to the results later."""
     pyarrow = pyarrow_for(where)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
@@ -373,8 +372,8 @@ def check_spelled(batch: Any, where: str) -> None:
             _values(column, name, where)
 
 
-class _Translated:
-    """What the library has to say of a file, as a sentence."""
+class _ErrorsAsSentences:
+    """Turns pyarrow's exceptions about a file into a UsageError."""
 
     def __init__(self, name: str, kind: type[BaseException]) -> None:
         self._name, self._kind = name, kind
@@ -387,13 +386,13 @@ class _Translated:
             raise UsageError(f"{self._name} cannot be read: {first_line(error)}; make the file anew") from None
 
 
-class _Held:
-    """A file that is kept open while it is read, and noticed when it changes."""
+class _OpenFile:
+    """A file that is hashed and kept open while it is read; a change in the meantime is an error."""
 
     def __init__(self, path: Path, name: str, hashed: bool = True) -> None:
         self.path, self.name = path, name
         try:
-            # Opening a pipe that nobody writes into would wait.
+            # O_NONBLOCK: opening a pipe without a writer would block.
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise UsageError(f"{name} cannot be read: {error.strerror}") from None
@@ -408,7 +407,7 @@ class _Held:
             os.close(self._file)
             raise
 
-    def __enter__(self) -> _Held:
+    def __enter__(self) -> _OpenFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -424,13 +423,13 @@ class _Held:
         return found.hexdigest()
 
     def opened(self, pyarrow: Any) -> Any:
-        """The very file whose digest was taken, whatever its path leads to by now."""
+        """A pyarrow stream of the same open file that was hashed, even if the path has been replaced."""
         stream = pyarrow.OSFile(f"/proc/self/fd/{self._file}")
         self._streams.append(stream)
         return stream
 
     def check_stream_ended(self) -> None:
-        """pyarrow takes a stream that was cut off between two batches for whole, and leaves what stands behind its end."""
+        """Refuse a stream that is cut off between two batches, or has bytes after its end: pyarrow accepts both."""
         at = self._streams[-1].tell()
         if os.pread(self._file, len(STREAM_END), max(0, at - len(STREAM_END))) != STREAM_END:
             raise UsageError(
@@ -445,7 +444,7 @@ class _Held:
 
     def check_unchanged(self) -> None:
         after = os.fstat(self._file)
-        # Whoever writes can set back the time of the last write, but not that of the last change.
+        # A program can set mtime back, but not ctime.
         if any(getattr(after, what) != getattr(self._before, what) for what in ("st_size", "st_mtime_ns", "st_ctime_ns")):
             raise UsageError(
                 f"{self.name} changed while it was read, so its rows may be of two files; run it again once it is finished"

@@ -1,6 +1,6 @@
-"""Columns that go through to the results as they are: kept in the journal by portions of rows, since the input may be gone.
+"""Carried columns: input columns that go through to the results. The journal keeps them, since the input may be gone later.
 
-A portion of rows that came from Arrow keeps Arrow's own bytes, and so every type; any other is a list of JSON objects.
+They are kept by portions of rows: as an Arrow stream, with all types, if the rows came from Arrow; else as a JSON list.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from outrider.runner.job.journal import CarriedPortion, Journal
 from outrider.runner.template import plain
 
 JSON, ARROW = "json", "arrow"
-# Beyond it a float holds some whole numbers only.
+# The largest whole number up to which a float64 holds all of them.
 MOST_EXACT = 1 << 53
 ROWS_TOGETHER = 1000
 BYTES_TOGETHER = 4 << 20
 
 
 class CarriedRows:
-    """What is carried of the rows that have been read, each row's in its turn, until the journal takes it."""
+    """Collects the carried values of rows in input order, in portions for the journal."""
 
     def __init__(self) -> None:
         self._ready: list[CarriedPortion] = []
@@ -32,7 +32,7 @@ class CarriedRows:
         self._any = False
 
     def add(self, values: Mapping[str, Any] | None) -> None:
-        """The next row's; None where nothing of it is carried."""
+        """Add the values of the next row; None if it has none."""
         text = json.dumps(plain(values), ensure_ascii=False) if values else "null"
         self._any = self._any or bool(values)
         self._rows.append(text)
@@ -42,7 +42,7 @@ class CarriedRows:
             self._close()
 
     def add_batch(self, batch: Any) -> None:
-        """The next rows', all at once."""
+        """Add the values of the next rows as an Arrow batch."""
         if batch.num_columns:
             pyarrow = pyarrow_for("the input")
             sink = pyarrow.BufferOutputStream()
@@ -53,7 +53,7 @@ class CarriedRows:
         self._first = self._next
 
     def take(self, last: bool = False) -> list[CarriedPortion]:
-        """What is whole; in the end all there is."""
+        """Take the portions that are complete; with ``last`` also the one that is not."""
         if last and self._rows:
             self._close()
         taken, self._ready = self._ready, []
@@ -69,7 +69,7 @@ class CarriedRows:
 @dataclass(frozen=True, slots=True)
 class _Opened:
     portion: CarriedPortion
-    # Of JSON the objects, of Arrow a pyarrow.RecordBatch.
+    # A list of objects (JSON) or a pyarrow.RecordBatch (Arrow).
     rows: Any
 
     def at(self, row: int) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class _Opened:
 
 
 class CarriedReader:
-    """Of one row after the other, in rising order: one portion is held at a time."""
+    """Reads the carried values of rows in rising order; keeps one portion in memory."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -88,12 +88,12 @@ class CarriedReader:
         self._none = not journal.carries
 
     def of(self, row: int) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The carried values of a row, as JSON can hold them."""
         opened = self._find(row)
         return {} if opened is None else opened.at(row)
 
     def batch_of(self, row: int) -> tuple[Any, int]:
-        """The Arrow batch that a row lies in, and its place in there."""
+        """The Arrow batch that holds a row, and the row's index in it."""
         opened = self._find(row)
         if opened is None or opened.portion.kind != ARROW:
             raise damaged(self._journal.path, f"what is carried of row {row} is missing")
@@ -110,16 +110,16 @@ class CarriedReader:
 
 
 def arrow_schema(journal: Journal) -> Any:
-    """Of what is carried from Arrow: that of the first portion is that of all."""
-    first = journal.carried_behind(-1)
+    """The schema of columns carried from Arrow (that of the first portion, the same in all); None without such."""
+    first = journal.carried_after(-1)
     return None if first is None or first.kind != ARROW else _open(journal, first).rows.schema
 
 
 def json_columns(journal: Journal) -> dict[str, str]:
-    """The names of what is carried from JSON, in the order in which they come, each with the type that holds all values."""
+    """The names of columns carried from JSON, in order of appearance, each with a type that holds all of its values."""
     found: dict[str, set[str]] = {}
     after = -1
-    while (portion := journal.carried_behind(after)) is not None:
+    while (portion := journal.carried_after(after)) is not None:
         after = portion.first
         if portion.kind == JSON:
             for values in _open(journal, portion).rows:
@@ -139,7 +139,7 @@ def _kind(value: Any) -> str:
 
 
 def _widest(kinds: set[str]) -> str:
-    """The type of a column: whole numbers and others are numbers that hold them, and what is of several kinds is JSON."""
+    """The type of a column from the kinds of its values: int and float make float, other mixtures JSON."""
     if not kinds:
         return "text"
     if kinds <= {"int", "large"}:
@@ -176,13 +176,13 @@ def _open(journal: Journal, portion: CarriedPortion) -> _Opened:
     return _Opened(portion, rows)
 
 
-def spliced(record: str, carried: Mapping[str, Any]) -> str:
-    """A line of results or errors with what is carried in it."""
+def with_carried(record: str, carried: Mapping[str, Any]) -> str:
+    """A line of results or errors with the row's carried values added."""
     return f'{record[:-1]}, "carried": {json.dumps(carried, ensure_ascii=False)}}}' if carried else record
 
 
-def names_apart(names: Sequence[str], taken: Iterator[str] | Sequence[str]) -> dict[str, str]:
-    """What carried columns are called beside ours: one that has the name of another is called after the input."""
+def distinct_names(names: Sequence[str], taken: Iterator[str] | Sequence[str]) -> dict[str, str]:
+    """New names of carried columns beside our own: one whose name is taken gets the prefix ``input_``."""
     used, found = set(taken), {}
     others = set(names)
     for name in names:

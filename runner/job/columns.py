@@ -1,4 +1,4 @@
-"""What the columns of an input are: keys of a row, the prompt, or carried through to the results as they are."""
+"""The use of each input column: a key of the row, the prompt, carried through to the results, or left out."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from outrider.runner.template import Template, TemplateError
 from outrider.runner.validation_errors import short, shown
 from outrider.workers.errors import UsageError
 
-# What a name that is neither carried nor read may be a misspelling of; the other keys are words that tables have as well.
+# Keys that an unused column's name is checked against for misspellings; the other keys are common column names themselves.
 MISSPELLED = KEYS - {"id", "n", *PROMPTS, *HARMLESS}
-# How much two spellings have in common: "maxtoken" and "maxtokens" 0.94, "top" and "stop" 0.86.
+# The least similarity (difflib) of a misspelling: "maxtoken" and "maxtokens" have 0.94, "top" and "stop" 0.86.
 NEAR = 0.9
-# In a CSV file these are texts, whatever they look like; other keys are spelled as in JSON.
+# Keys whose CSV values are text, whatever they look like; the values of other keys are JSON.
 TEXTS = frozenset({"id", "prompt", "reasoning_effort"})
 ALL, NONE, AUTO = "all", "none", "auto"
 MOST_SHOWN = 12
@@ -33,9 +33,9 @@ class Columns:
 
     prompt_column: str | None = None
     template: Template | None = None
-    # None: all that are no keys of a row.
+    # None: carry all columns that are not keys of a row.
     carry: tuple[str, ...] | None = None
-    # Prompts that are texts are what a user says.
+    # Make a prompt that is text a conversation with one user message.
     chat: bool = False
 
     @property
@@ -44,7 +44,7 @@ class Columns:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns that the prompt is made of, where the options say so."""
+        """The columns that ``--template`` or ``--prompt-column`` names."""
         return self.template.columns if self.template is not None else (self.prompt_column,) if self.prompt_column else ()
 
     def is_key(self, name: str) -> bool:
@@ -56,11 +56,11 @@ class Columns:
         return not self.is_key(name) if self.carry is None else name in self.carry
 
     def is_read(self, name: str) -> bool:
-        """Whether a column is looked at for the request itself."""
+        """Whether the request is made from this column."""
         return self.is_key(name) or name in self.needed
 
     def left_out(self, names: Iterable[str]) -> list[str]:
-        """What is neither carried nor read. A key that is misspelled would be left out as well, and is refused."""
+        """The columns that are neither carried nor read; an error if one looks like a misspelled key."""
         names = [] if self.carry is None else [name for name in names if not self.is_read(name) and name not in self.carry]
         for name in names:
             if (key := _near(name)) is not None:
@@ -71,11 +71,11 @@ class Columns:
         return names
 
     def claimed_id(self, row: Mapping[str, Any]) -> Any:
-        """What stands where a row says what it is called."""
+        """The row's "id" as it is given, valid or not."""
         return _number(row.get("id")) if self.is_key("id") else None
 
     def check(self, where: str, names: Iterable[str]) -> None:
-        """Refuse a table that has no prompts, or not what was asked for."""
+        """Refuse a table without a prompt column, or without a column that an option names."""
         known = list(names)
         listed = ", ".join(f'"{short(name)}"' for name in known[:MOST_SHOWN]) + (", …" if len(known) > MOST_SHOWN else "")
         for option, wanted in (("--template", self.needed), ("--carry", self.carry or ())):
@@ -89,7 +89,7 @@ class Columns:
             )
 
     def request(self, row: Mapping[str, Any], line: int, of_arrow: bool = False) -> Request:
-        """What a row of columns asks for. ``of_arrow``: its objects are structs, which have every field."""
+        """The request of a row. ``of_arrow``: its objects are structs, whose missing fields are null."""
         as_written = _as_written if of_arrow else _number
         fields = {name: as_written(value) for name, value in row.items() if self.is_key(name)}
         if self.template is not None:
@@ -113,7 +113,7 @@ class Columns:
 
 
 def columns_of(spec: JobSpec) -> Columns | None:
-    """What the options say of columns; None where they say nothing."""
+    """The use of columns by the options; None if no option is about columns."""
     if spec.template is None and spec.prompt_column is None and spec.carry == AUTO and not spec.chat:
         return None
     template = None if spec.template is None else Template.parse(spec.template)
@@ -128,7 +128,7 @@ def _carry(asked: str) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=1000)
 def _near(name: str) -> str | None:
-    """The key that a name is a misspelling of, if it is one."""
+    """The key that a name may be a misspelling of; None if there is none."""
     keys = {_letters(key): key for key in MISSPELLED}
     close = get_close_matches(_letters(name), keys, n=1, cutoff=NEAR)
     return keys[close[0]] if close else None
@@ -139,7 +139,7 @@ def _letters(name: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """A number as a line of JSON would have it: tables have 16.0 where a column has gaps, and NaN for what is not there."""
+    """A table's number as JSON would have it: 16.0 (from a column with gaps) is 16, and NaN is null."""
     if isinstance(value, Decimal) and value.is_finite():
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, float | Decimal):
@@ -148,9 +148,9 @@ def _number(value: Any) -> Any:
 
 
 def _as_written(value: Any) -> Any:
-    """A value of an Arrow table as a line of JSON would have it."""
+    """A value of an Arrow table as JSON would have it."""
     if isinstance(value, Mapping):
-        # A struct has every field, an object only those that are there; of token ids or texts none may be missing.
+        # A struct has null for missing fields; an object lacks them.
         return {key: found for key, each in value.items() if (found := _as_written(each)) is not None}
     if isinstance(value, list):
         return [_as_written(each) for each in value]
@@ -158,7 +158,7 @@ def _as_written(value: Any) -> Any:
 
 
 def from_text(name: str, text: str) -> Any:
-    """A row's key as CSV spells it. Nothing between two commas is nothing said, but for the prompt itself."""
+    """The value of a row's key from CSV text. An empty value is a missing one, except for the prompt."""
     if name in TEXTS:
         return text if text or name == "prompt" else None
     if name == "stop" and text and not text.lstrip().startswith("["):
@@ -177,7 +177,7 @@ def from_text(name: str, text: str) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """What a bare text is: itself, or what it spells where it is a text of JSON."""
+    """A text as it is, or what it spells if it is a JSON string in quotes."""
     try:
         spelled = strictly_parsed(text) if text[0] == text[-1] == '"' else text
     except RowError:

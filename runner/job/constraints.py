@@ -1,4 +1,4 @@
-"""What a row asks its answer to be, as OpenAI's clients (`response_format`) and vLLM's (`structured_outputs`) spell it."""
+"""A row's constraint on its answer: OpenAI's `response_format` or vLLM's `structured_outputs`, checked and unified."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from outrider.runner.validation_errors import short, shown
 
 FORMAT, STRUCTURED = "response_format", "structured_outputs"
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
-# How JSON is to be written, where it is not to be compact.
+# Options for JSON that is not compact.
 OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
 MOST_CHOICES = 1000
 
-# What crosses to the tokenizer process: "key" and "kind", its "value", and of JSON "options" of llguidance.
+# Sent to the tokenizer process: "key", "kind", "value", and for JSON the "options" of llguidance.
 Constraint = dict[str, Any]
 
 
 class BadShape(ValueError):
-    """What is wrong with it, and what to do."""
+    """A constraint of the wrong shape: what is wrong, and what to do."""
 
 
 def constraint_of(fields: dict[str, Any]) -> Constraint | None:
-    """Takes the keys out of a row's fields. None where the answer may be anything."""
+    """Remove the constraint's keys from a row's fields and return the constraint; None if the answer is free."""
     by_format, by_structure = fields.pop(FORMAT, None), fields.pop(STRUCTURED, None)
     if by_format is not None and (constraint := _from_format(by_format)) is not None:
         if by_structure is not None:
@@ -47,7 +47,7 @@ def _from_format(asked: object) -> Constraint | None:
     place = "json_schema"
     if not isinstance(named, dict):
         raise BadShape(f'"{FORMAT}": "json_schema" must be an object with a "schema", got {shown(named)}')
-    # What "strict" may leave open elsewhere is always kept here.
+    # "strict" makes no difference: a schema is always kept.
     no_others(place, named, {"name", "description", "schema", "strict"})
     if not isinstance(named.get("strict"), bool | None):
         raise BadShape(f'"{place}": "strict" must be true or false, got {shown(named["strict"])}')
@@ -77,7 +77,7 @@ def _from_structure(asked: object) -> Constraint:
 
 
 def _schema(value: object) -> object:
-    """A schema, which may come as the text of one."""
+    """A JSON schema, given as an object or as its text."""
     if isinstance(value, str):
         try:
             value = check_levels(value, json.loads(value))
@@ -95,7 +95,7 @@ def _any_object(value: object) -> object:
 
 
 def _options(asked: dict[str, Any]) -> dict[str, Any]:
-    """As llguidance calls them. Without any, JSON is compact."""
+    """The options by llguidance's names. Without any, JSON is compact."""
     compact, pattern = asked.get("disable_any_whitespace", True), asked.get("whitespace_pattern")
     if not isinstance(compact, bool):
         raise BadShape(f'"{STRUCTURED}": "disable_any_whitespace" must be true or false, got {shown(compact)}')

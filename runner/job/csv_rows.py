@@ -1,4 +1,4 @@
-"""CSV: one row a record, its values by the names that the first line gives to the columns. Needs no package."""
+"""CSV input: one row per record, with values by the column names of the header. Needs no package."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from outrider.runner.job.prompts import BLANK, HALF, TOO_LONG
+from outrider.runner.job.prompts import BLANK, LONE_SURROGATE, TOO_LONG
 from outrider.runner.job.source import MOST_LINE_BYTES, Source
 from outrider.runner.validation_errors import short
 from outrider.workers.errors import UsageError
 
-# Tried in this order, where a header does not hold the ones before: a spreadsheet saves with what its country uses.
+# The delimiter is the first of these that the header contains: spreadsheets write that of their locale.
 DELIMITERS = (",", ";", "\t")
 MOST_COLUMNS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
-    """A record that begins in ``line``: its values, or what is wrong with it."""
+    """A record that begins in ``line``: its values, or None and its problem."""
 
     line: int
     values: dict[str, str] | None
@@ -26,10 +26,10 @@ class CsvRow:
 
 
 class CsvFile:
-    """The records of a CSV file behind its header, streamed."""
+    """The records of a CSV file after its header, streamed."""
 
     def __init__(self, source: Source) -> None:
-        # Python keeps one limit for all of its readers.
+        # The limit is global to the csv module.
         csv.field_size_limit(max(csv.field_size_limit(), MOST_LINE_BYTES))
         self._name = source.name
         self._lines = _Lines(source.lines())
@@ -45,7 +45,7 @@ class CsvFile:
             columns = next(self._reader)
         except csv.Error as error:
             raise UsageError(f"{self._name}:1: the header is not CSV: {_said(error)}") from None
-        if HALF.search("".join(columns)) or "\0" in "".join(columns):
+        if LONE_SURROGATE.search("".join(columns)) or "\0" in "".join(columns):
             raise UsageError(f"{self._name}:1: the header is not UTF-8; convert the file to UTF-8")
         if len(columns) > MOST_COLUMNS:
             raise UsageError(f"{self._name}:1: the header names {len(columns):,} columns, and {MOST_COLUMNS:,} can be read")
@@ -73,7 +73,7 @@ class CsvFile:
             if self._lines.too_long:
                 problem = TOO_LONG
                 self._lines.too_long.clear()
-            # Blank lines at the end of a file are nothing; between rows they are rows that somebody lost.
+            # Blank lines at the end of a file are ignored; between rows they are errors, since a row may be missing.
             yield from (CsvRow(line, None, BLANK) for line in blank)
             blank.clear()
             if problem:
@@ -86,7 +86,7 @@ class CsvFile:
             values = "one value" if len(record) == 1 else f"{len(record)} values"
             return f"the row has {values} and the header names {len(self.columns)}; quote values that hold a delimiter"
         whole = "".join(record)
-        if HALF.search(whole):
+        if LONE_SURROGATE.search(whole):
             return "the row is not UTF-8; convert the file to UTF-8"
         if "\0" in whole:
             return "the row holds a NUL, which is no text; convert the file to UTF-8"
@@ -94,12 +94,12 @@ class CsvFile:
 
 
 class _Lines:
-    """Lines of text for a reader of CSV, which takes several where a value has line feeds in it."""
+    """Decoded lines with their numbers for csv.reader, which takes several for a value with line feeds in it."""
 
     def __init__(self, lines: Iterable[bytes | None]) -> None:
         self._lines = iter(lines)
         self._peeked: list[str] = []
-        # Of the last line that was given out, from 1.
+        # Number of the last line that was returned, from 1.
         self.number = 0
         self.too_long: set[int] = set()
 
@@ -129,12 +129,12 @@ class _Lines:
     def _decoded(line: bytes | None, first: bool = False) -> str:
         if line is None:
             return "\n"
-        # Bytes that are no UTF-8 become halves of surrogates, which the row that they belong to is refused for.
+        # Bytes that are not UTF-8 become lone surrogates, for which their row is refused.
         return (line.removeprefix(b"\xef\xbb\xbf") if first else line).decode("utf-8", "surrogateescape")
 
 
 def _delimiter(header: str) -> str:
-    """By what stands outside of quotes."""
+    """The delimiter, looked for outside of quotes."""
     bare = "".join(header.split('"')[::2])
     return next((each for each in DELIMITERS if each in bare), DELIMITERS[0])
 

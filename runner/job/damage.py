@@ -1,4 +1,4 @@
-"""A journal that was damaged, or edited by hand: what is wrong with it as one sentence, or mended where no row is lost."""
+"""Journals that were damaged or edited by hand: refused in a sentence, or mended where no row is lost by that."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import numpy as np
 from outrider.runner.job.record_line import INVALID, error_line
 from outrider.workers.errors import JobDamagedError, JobError, NoSpaceError, OutriderError
 
-# A larger file is looked at only where its rows and records are: reading all of it takes seconds a gigabyte.
+# Larger files get no quick_check of all pages, which takes seconds per gigabyte; rows and records are still checked.
 MOST_BYTES_CHECKED = 1 << 30
 DONE = 1
-# The bits of SQLite's codes that say what kind of error it is; those above say where it came about.
+# SQLite's primary result code: the low byte of an extended one.
 PRIMARY = 0xFF
-# A disk that is full, or no more files that can be opened: another try may succeed.
+# A full disk, or too many open files: another try may succeed.
 MOMENTARY = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 WHAT_TO_DO = "put back a copy of it, or begin the job anew in another directory with --out"
-# Whether a record is what its row's state says: of the row, an answer or an error, on one line.
+# SQL: whether a record fits its row: JSON on one line, of the row's id, with an answer (done) or an error (failed).
 WHOLE = """
     CASE WHEN typeof(record) = 'text' AND json_valid(record) THEN
         instr(record, char(10)) = 0 AND json_extract(record, '$.custom_id') IS rows.custom_id AND
@@ -34,7 +34,7 @@ WHOLE = """
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """What SQLite, or a value of the wrong kind, has to complain about as a ``JobError``."""
+    """Turn SQLite's errors into a ``JobError``."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -49,7 +49,7 @@ def is_momentary(error: sqlite3.Error) -> bool:
 
 
 def _code(error: sqlite3.Error) -> int:
-    # What the sqlite3 module says of itself has none.
+    # Errors of the sqlite3 module itself have no code.
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
     return code & PRIMARY
 
@@ -66,12 +66,12 @@ def _what_to_do(error: sqlite3.DatabaseError) -> str:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Not that a disk fails, or that the file may not be written."""
+    """Whether the file's content is damaged, as opposed to a disk error or missing permission."""
     return not isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError)
 
 
 def without_advice(error: OutriderError) -> str:
-    """For whoever has other advice than what a job's user can do."""
+    """The error without our advice, for callers that give their own (the batch server)."""
     return str(error).removesuffix(f"; {WHAT_TO_DO}")
 
 
@@ -84,7 +84,7 @@ def gone(path: Path) -> JobDamagedError:
 
 
 def parsed(path: Path, text: Any, what: str, kind: type | tuple[type, ...] = object) -> Any:
-    """JSON that the journal holds."""
+    """Parse JSON from the journal; an error if it is not of the expected type."""
     try:
         value = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -95,7 +95,7 @@ def parsed(path: Path, text: Any, what: str, kind: type | tuple[type, ...] = obj
 
 
 def tokens_of(path: Path, row: int, prompt: Any) -> tuple[int, ...]:
-    """A row's prompt: token ids, four bytes each."""
+    """The token ids of a prompt, stored as four bytes each."""
     if not isinstance(prompt, bytes) or len(prompt) % 4:
         raise damaged(path, f"the prompt of row {row} is cut off or no list of tokens")
     tokens: tuple[int, ...] = tuple(np.frombuffer(prompt, dtype="<i4").tolist())
@@ -110,7 +110,7 @@ def check_columns(path: Path, row: Any, custom_id: Any, line: Any, kind: Any) ->
 
 
 def check(path: Path, query: Callable[[str], list[tuple[Any, ...]]]) -> None:
-    """Before a job goes on: whether its file is whole, and what stands in it can be."""
+    """Before a job is resumed: refuse a corrupt file, and states of rows that do not exist."""
     if path.stat().st_size <= MOST_BYTES_CHECKED and (said := query("PRAGMA quick_check(1)")) != [("ok",)]:
         raise damaged(path, str(said[0][0]).splitlines()[0])
     # The index answers these without reading the rows.
@@ -121,37 +121,38 @@ def check(path: Path, query: Callable[[str], list[tuple[Any, ...]]]) -> None:
 
 
 def mend(db: sqlite3.Connection) -> list[str]:
-    """Rows and records that contradict one another. What to tell of it.
+    """Mend rows whose state and record contradict each other; returns notes about it.
 
-    Such a row is to be done again, but for one that was wrong in the input, which nobody can do.
+    Such a row becomes pending again, except one that was wrong in the input, which has no request that could be run.
     """
-    hollow = {row for (row,) in db.execute("SELECT row FROM rows WHERE state > 0 AND row NOT IN (SELECT row FROM records)")}
+    ended = "SELECT row FROM rows WHERE state > 0 AND row NOT IN (SELECT row FROM records)"
+    without_record = {row for (row,) in db.execute(ended)}
     for row, state, custom_id, record in db.execute(
         f"SELECT row, state, custom_id, record FROM rows JOIN records USING (row) WHERE state > 0 AND NOT ({WHOLE})"
     ):
         if not is_whole(state, custom_id, record):
-            hollow.add(row)
+            without_record.add(row)
     stray = [
         row
         for (row,) in db.execute("SELECT records.row FROM records LEFT JOIN rows USING (row) WHERE coalesce(state, 0) = 0")
     ]
-    wrong = _wrong_in_the_input(db, hollow)
-    hollow -= wrong.keys()
-    db.executemany("UPDATE rows SET state = 0 WHERE row = ?", ((row,) for row in hollow))
-    db.executemany("DELETE FROM records WHERE row = ?", ((row,) for row in (*hollow, *stray)))
+    wrong = _wrong_in_the_input(db, without_record)
+    without_record -= wrong.keys()
+    db.executemany("UPDATE rows SET state = 0 WHERE row = ?", ((row,) for row in without_record))
+    db.executemany("DELETE FROM records WHERE row = ?", ((row,) for row in (*without_record, *stray)))
     db.executemany("INSERT OR REPLACE INTO records VALUES (?, ?)", wrong.items())
     notes = []
     if wrong:
         notes.append(f"{_rows(len(wrong))} wrong in the input without a whole record of why, and cannot be done again")
-    if hollow:
-        notes.append(f"{_rows(len(hollow))} marked as ended without a whole record, and will be done again")
+    if without_record:
+        notes.append(f"{_rows(len(without_record))} marked as ended without a whole record, and will be done again")
     if stray:
         notes.append(f"{_rows(len(stray))} not marked as ended but had a record, which is not used")
     return notes
 
 
 def _wrong_in_the_input(db: sqlite3.Connection, rows: Iterable[int]) -> dict[int, str]:
-    """Those of the rows that failed without a request, each with a new record."""
+    """A new error record for each of these rows that failed at admission, and so has no request."""
     found = {}
     for row in rows:
         for custom_id, line in db.execute(
@@ -165,7 +166,7 @@ def _wrong_in_the_input(db: sqlite3.Connection, rows: Iterable[int]) -> dict[int
 
 
 def is_whole(state: int, custom_id: str, record: Any) -> bool:
-    """What ``WHOLE`` asks, of a record that SQLite may have misread: it ends a text at a NUL."""
+    """The same check as ``WHOLE`` in Python: SQLite's functions end a text at a NUL."""
     try:
         entry = json.loads(record)
         if "\n" in record or entry["custom_id"] != custom_id:

@@ -1,4 +1,4 @@
-"""A job's directory: who holds it, what it is, and whether what is asked now is the same job."""
+"""A job's directory: its lock, its files (journal, job.json, outputs), and checks before a job begins or is opened."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ JOURNAL = "job.db"
 DESCRIPTION = "job.json"
 REPORT = "report.html"
 KEPT_DESCRIPTION = "description"
-# What a lock says of who holds it, or held it last.
+# How the lock file's text begins: the process that holds the lock, or held it last.
 HOLDER = re.compile(rb"process \d+ on ")
 MOST_OF_HOLDER = 200
-# Whoever asks whether a job is held holds its lock for a moment.
+# A process that only asks whether the job runs (``is_held``) takes the lock for a moment: try again for this long.
 ASKING_SECONDS, POLL_SECONDS = 0.2, 0.005
-# What in job.json has entries of its own.
+# The keys of job.json whose values are objects.
 OBJECTS = ("spec", "identity", "target", "numeric_path", "summary", "layouts", "costs")
 
 
@@ -46,12 +46,15 @@ def default_directory(input_file: Path) -> Path:
 
 
 def path_exists(path: Path) -> bool:
-    """Whether there is such a file, as far as this user can see."""
-    return os.path.exists(path)  # noqa: PTH110  (Path.exists raises where a directory may not be looked into)
+    """Whether the file exists; False if this user may not look."""
+    return os.path.exists(path)  # noqa: PTH110  (Path.exists raises PermissionError)
 
 
 def check_apart(option: str, path: Path, directory: Path) -> None:
-    """Refuse a file of the job's own, which the job would write over. The input that it keeps can be read again."""
+    """Refuse an option that names a file of the job's own, which the job would overwrite.
+
+    The kept copy of a piped input may be read again as INPUT.
+    """
     kept = () if option == "INPUT" else (KEPT,)
     for own in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", DESCRIPTION, LOCK, *kept, RESULTS, ERRORS, REPORT):
         here = directory / own
@@ -60,10 +63,10 @@ def check_apart(option: str, path: Path, directory: Path) -> None:
 
 
 def check_free(directory: Path, piped: bool) -> None:
-    """Refuse a directory without a job in which a new one would write over files that are not its own.
+    """Refuse a directory that holds no job, but files that a new job would overwrite.
 
-    ``piped``: the input is kept there. A run beside this one takes the lock, keeps its input and makes its journal before
-    it writes anything else; so these are looked at last, and in the opposite order.
+    ``piped``: the job will keep a copy of its input. Another run may start the same job meanwhile: it takes the lock,
+    keeps its input, makes its journal and then writes the other files. So these are looked at in the opposite order.
     """
     found = [name for name in (DESCRIPTION, RESULTS, ERRORS, REPORT) if path_exists(directory / name)]
     kept = [KEPT] if piped and path_exists(directory / KEPT) else []
@@ -82,31 +85,34 @@ def check_free(directory: Path, piped: bool) -> None:
 
 
 def _check_files_or_nothing(directory: Path) -> None:
-    """A job would find out at its end. (A job.json that is none is put aside: ``describe``.)"""
+    """Refuse directories and the like in place of output files now, not at the job's end.
+
+    (``describe`` moves such a job.json aside.)
+    """
     for name in (RESULTS, ERRORS, REPORT):
         check_file_or_nothing(directory / name)
 
 
 def _check_not_emptied(directory: Path) -> None:
-    """A journal is empty for a moment when it is made, but then nothing else of the job has been written."""
+    """Refuse an empty journal beside a job.json. (A new journal is empty for a moment, but has no job.json yet.)"""
     if path_exists(directory / DESCRIPTION) and (directory / JOURNAL).is_file() and not _has_bytes(directory / JOURNAL):
         raise damaged(directory / JOURNAL, f"it is empty, and {DESCRIPTION} tells of a job")
 
 
 def _check_not_gone(directory: Path) -> None:
-    """Where there is no journal: whether there was one once."""
+    """Refuse a directory whose journal is missing although job.json describes a job."""
     if path_exists(directory / JOURNAL) and not (directory / JOURNAL).is_file():
         raise JobError(f"{directory / JOURNAL} is no file, and so no job's journal; name another directory")
     try:
-        content = json.loads(_content(directory / DESCRIPTION))
+        content = json.loads(_read_regular_file(directory / DESCRIPTION))
     except (OSError, ValueError, RecursionError):
         return
     if isinstance(content, dict) and content.get("identity") and content.get("spec"):
         raise JobError(f"{directory / JOURNAL} is not there, and {DESCRIPTION} tells of a job; {WHAT_TO_DO}")
 
 
-def _content(path: Path) -> bytes:
-    """Of a file: whoever reads from a pipe may wait for ever, and a device may have no end."""
+def _read_regular_file(path: Path) -> bytes:
+    """The content of a regular file; reading from a pipe may block for ever, and a device may have no end."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no file")
@@ -121,7 +127,7 @@ def _has_bytes(path: Path) -> bool:
 
 
 def _holder(lock: Path) -> bytes:
-    """What a lock says; nothing where it cannot be read, which whoever takes it says in a sentence."""
+    """The lock file's text; empty if it cannot be read (taking the lock then raises the error)."""
     try:
         handle = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -135,7 +141,7 @@ def _holder(lock: Path) -> bytes:
 
 
 def holder_of(directory: Path) -> str:
-    """Who holds the job, as sentences say it."""
+    """The holder of the job's lock, for messages."""
     return _said_holder(_holder(directory / LOCK))
 
 
@@ -144,7 +150,7 @@ def _said_holder(holder: bytes) -> str:
 
 
 def is_job(directory: Path) -> bool:
-    """Whether there is a job whose input has been accepted."""
+    """Whether the directory has a job whose input has been accepted."""
     if not path_exists(directory / JOURNAL):
         return False
     with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
@@ -170,7 +176,7 @@ def open_job(directory: Path) -> Journal:
 
 
 def _check_not_starting(directory: Path) -> None:
-    """A directory without a job may have one in a moment."""
+    """If another process holds the lock, say that the job is being started."""
     if is_held(directory):
         raise UsageError(
             f"{directory} is being started by {holder_of(directory)}: its input has not been accepted yet; wait until it is"
@@ -178,7 +184,7 @@ def _check_not_starting(directory: Path) -> None:
 
 
 def output_folder(directory: Path, out: Path | None, or_table: bool = False) -> Path:
-    """The directory into which what is made of a job is written: its own, or another that is named, and made if need be."""
+    """The directory for outputs made from a job: the job's own, or ``out``, which is made if it is missing."""
     if out is None:
         if not os.access(directory, os.W_OK | os.X_OK):
             raise UsageError(f"{directory} cannot be written; name another directory with --out")
@@ -199,16 +205,16 @@ def output_folder(directory: Path, out: Path | None, or_table: bool = False) -> 
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Keep every other process off the job. The kernel lets go when this process ends, however it ends.
+def job_lock(directory: Path) -> Iterator[None]:
+    """Hold the job's lock (flock), which the kernel releases however this process ends.
 
-    A directory that was made here is removed where nothing came into it, as when the input is refused.
+    A directory that was made here is removed at the end if it is still empty, as when the input is refused.
     """
     made, handle = _lock(directory)
     try:
         try:
             holder = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
-            # In this order: wherever this process is killed, the lock says that it is outrider's.
+            # Written before it is truncated: if this process is killed in between, the text still begins as HOLDER.
             os.write(handle, holder)
             os.ftruncate(handle, len(holder))
         except OSError as error:
@@ -221,15 +227,15 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def _lock(directory: Path) -> tuple[bool, int]:
-    """Whether the directory was made for it, and its lock, held."""
+    """Make the directory if need be, and take its lock: whether it was made, and the lock's descriptor."""
     while True:
         made = None
         check_file_or_nothing(directory / LOCK)
         try:
-            made = _make(directory)
+            made = _make_directory(directory)
             handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            # Its maker may have removed it between the two steps.
+            # The process that made the directory may have removed it in between (``_remove_unused``).
             if made is False and not path_exists(directory):
                 continue
             if made is None and isinstance(error, FileExistsError):
@@ -238,8 +244,8 @@ def _lock(directory: Path) -> tuple[bool, int]:
                 ) from None
             raise unwritable(error, _unwritable_job(directory, error), UsageError) from None
         try:
-            _take(handle)
-            # Its maker may have removed it before it was held here: then it keeps nobody off.
+            _acquire(handle)
+            # A lock file that was removed before we got its lock protects nothing: try again.
             if _is_at(handle, directory / LOCK):
                 return made, handle
         except BlockingIOError:
@@ -250,7 +256,7 @@ def _lock(directory: Path) -> tuple[bool, int]:
 
 
 def _unwritable_job(directory: Path, error: OSError) -> str:
-    """A job that is there may be one that no --out has named, as with ``retry``."""
+    """The error sentence; it does not name --out for an existing job, which ``retry`` finds without that option."""
     if path_exists(directory / JOURNAL):
         return (
             f"{directory} holds a job and cannot be written: {error.strerror}; make it writable, or go on with a copy of it"
@@ -258,8 +264,8 @@ def _unwritable_job(directory: Path, error: OSError) -> str:
     return f"--out: {directory} cannot be written: {error.strerror}"
 
 
-def _take(handle: int) -> None:
-    """Hold the lock, or raise ``BlockingIOError`` where another process does and stays."""
+def _acquire(handle: int) -> None:
+    """Take the lock; ``BlockingIOError`` if another process holds it for longer than a moment."""
     until = time.monotonic() + ASKING_SECONDS
     while True:
         try:
@@ -272,16 +278,16 @@ def _take(handle: int) -> None:
             return
 
 
-def _make(directory: Path) -> bool:
-    """Whether it was not there before."""
+def _make_directory(directory: Path) -> bool:
+    """Make the directory; whether it was made here."""
     while True:
         try:
-            # Prompts and results are for their user alone; whoever made the directory before may share it with others.
+            # For this user only, since it holds prompts and results; an existing directory keeps its mode.
             directory.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             if directory.is_dir():
                 return False
-            # Its maker may have removed it since.
+            # If it has been removed since, try again.
             if os.path.lexists(directory) and not directory.is_dir():
                 raise
         else:
@@ -296,15 +302,15 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _remove_unused(directory: Path) -> None:
-    """While its lock is held: whoever has opened that one meanwhile sees that it is gone, and makes both anew."""
-    with suppress(OSError):  # somebody else's lock may be in it by now
+    """Remove a directory that holds only the lock, which we still have; a process that waits for it notices (``_lock``)."""
+    with suppress(OSError):  # another process may have made a lock in it by now
         if [each.name for each in directory.iterdir()] == [LOCK]:
             (directory / LOCK).unlink()
             directory.rmdir()
 
 
 def describe(directory: Path, journal: Journal, description: dict[str, Any]) -> None:
-    """Write job.json, keeping what an earlier run of the same job put there. The journal keeps a copy."""
+    """Update job.json and the journal's copy of it; keys that ``description`` lacks stay as an earlier run wrote them."""
     path = directory / DESCRIPTION
     whole = {**read_description(directory, journal)[0], **description}
     journal.set_meta(KEPT_DESCRIPTION, whole)
@@ -314,12 +320,12 @@ def describe(directory: Path, journal: Journal, description: dict[str, Any]) -> 
 
 
 def read_description(directory: Path, journal: Journal) -> tuple[dict[str, Any], str | None]:
-    """What job.json says; where it is missing or damaged, what the journal has kept of it, with what to tell of that."""
+    """The content of job.json, or, if that is missing or damaged, the journal's copy, with a note if it is damaged."""
     path, note = directory / DESCRIPTION, None
     try:
-        content = json.loads(_content(path).decode())
+        content = json.loads(_read_regular_file(path).decode())
         if isinstance(content, dict) and content.get("numeric_path", {}) is None:
-            content["numeric_path"] = {}  # as versions before this one wrote it where no target was up
+            content["numeric_path"] = {}  # an older outrider wrote null if no target had come up
         if isinstance(content, dict) and all(isinstance(content.get(key, {}), dict) for key in OBJECTS):
             return content, None
         note = "it does not hold what a job is"

@@ -1,4 +1,4 @@
-"""What a job is known again by: the options and files that decide its texts, and what a resumed job is held to."""
+"""A job's identity: the options and file digests that decide its texts, compared when the job is resumed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from outrider.workers.models.model_info import ModelInfo
 
 
 def identity(spec: JobSpec, model_info: ModelInfo, input_digest: str, engine: str, precision: str) -> dict[str, Any]:
-    """The options that decide the texts. Of some that is what came of what was asked for."""
+    """The options that decide the texts; for some the outcome (a digest, the engine chosen) instead of the option."""
     found = {"input": input_digest, "model": model_info.digest, "engine": engine, "precision": precision}
     return {name: found.get(name, getattr(spec, name)) for name in deciding(JobSpec)}
 
 
 def kept_identity(journal: Journal) -> dict[str, Any]:
-    """What the job was begun with. An option that its outrider did not know yet was what it is where nobody gives it."""
+    """The identity that the job began with; options that its older outrider did not know have their defaults."""
     usual = {name: JobSpec.model_fields[name].get_default() for name in deciding(JobSpec)}
     kept: dict[str, Any] = journal.meta("identity") or {}
     return {name: value for name, value in usual.items() if value is not PydanticUndefined} | kept if kept else kept
 
 
 def differences(kept: dict[str, Any], asked: dict[str, Any]) -> str:
-    """What is other now than it was, each then and now; empty where nothing is."""
+    """The values that differ, each then and now, as part of a sentence; empty if none does."""
     different = [key for key in sorted(kept.keys() | asked.keys()) if kept.get(key) != asked.get(key)]
     return "; ".join(f"{key}: {_short(kept.get(key))} then, {_short(asked.get(key))} now" for key in different)
 

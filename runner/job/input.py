@@ -1,4 +1,4 @@
-"""A job's input, on its first run and again: a file that stays where it is, or what came once through a pipe."""
+"""A job's input when it begins and when it is resumed: a file, a directory, or a pipe whose content is kept."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def open_input(
     say: Callable[[str], None],
     form: str = "auto",
     split: str | None = None,
-    called: str | None = None,
+    shown_name: str | None = None,
 ) -> Source | ArrowSource:
-    """The input of a new job. What can be read only once is kept first; what a run that was killed has kept is used.
+    """The input of a new job. A pipe's content is copied to the directory first; if it is empty, an earlier copy is used.
 
-    ``called`` is its name in messages where it is a server's upload.
+    ``shown_name``: its name in messages if it is a server's upload; None otherwise.
     """
     if not piped.is_piped(path):
         check_input(path, split)
-        return _source(path, called, form, split, linked=called is not None)
+        return _source(path, shown_name, form, split, linked=shown_name is not None)
     if split is not None:
-        raise UsageError(f"--split: {piped.called(path)} has no splits; leave it out")
+        raise UsageError(f"--split: {piped.input_name(path)} has no splits; leave it out")
     kept = directory / piped.KEPT
-    if piped.take(path, directory, awaited=not kept.exists(), keep=True, say=say) is None:
+    if piped.read_piped(path, directory, awaited=not kept.exists(), keep=True, say=say) is None:
         if not kept.exists():
-            raise UsageError(f"{piped.called(path)} is empty; give one prompt a line")
-        say(f"note: {piped.called(path)} is empty; the job begins with what it has kept of an earlier run, {kept}")
-    return _source(kept, piped.called(path), form, None)
+            raise UsageError(f"{piped.input_name(path)} is empty; give one prompt a line")
+        say(f"note: {piped.input_name(path)} is empty; the job begins with what it has kept of an earlier run, {kept}")
+    return _source(kept, piped.input_name(path), form, None)
 
 
 def _source(path: Path, name: str | None, form: str, split: str | None, linked: bool = False) -> Source | ArrowSource:
@@ -53,27 +53,28 @@ def _source(path: Path, name: str | None, form: str, split: str | None, linked: 
 
 
 def describe_input(path: Path, source: Source | ArrowSource) -> dict[str, Any]:
-    """What the journal keeps of it."""
+    """What the journal's meta table keeps of the input."""
     return {"path": _location(path), "name": source.name, "piped": piped.is_piped(path)}
 
 
 def digest_of_resumed_input(
     path: Path, directory: Path, journal: Journal, say: Callable[[str], None], split: str | None = None
 ) -> str | None:
-    """The digest of what is given now to a job that has its rows; None where nothing is given, and nothing is needed."""
-    told = journal.meta(KEY) or {}
+    """The digest of the input that a resumed job is given; None if it is not given again and need not be."""
+    kept = journal.meta(KEY) or {}
     if piped.is_piped(path):
-        needless = bool(told.get("piped"))
-        digest = piped.take(path, directory, awaited=not needless, keep=False, say=say)
-        if digest is None and not needless:
-            raise UsageError(f"{piped.called(path)} is empty, and {directory} was begun with {told.get('name', 'a file')}")
+        was_piped = bool(kept.get("piped"))
+        digest = piped.read_piped(path, directory, awaited=not was_piped, keep=False, say=say)
+        if digest is None and not was_piped:
+            name = kept.get("name", "a file")
+            raise UsageError(f"{piped.input_name(path)} is empty, and {directory} was begun with {name}")
         return digest
-    if told.get("path") == _location(path) and not path_exists(path):
+    if kept.get("path") == _location(path) and not path_exists(path):
         say(f"note: {path} is not there any more; the job goes on with the rows that its journal holds")
         return None
-    if "path" in told and not told.get("piped") and not path_exists(path):
+    if "path" in kept and not kept.get("piped") and not path_exists(path):
         raise UsageError(
-            f"{path} is not there, and {directory} was begun with {told['path']}; name the input where it lies now, or go "
+            f"{path} is not there, and {directory} was begun with {kept['path']}; name the input where it lies now, or go "
             "on without it by outrider retry"
         )
     check_input(path, split)

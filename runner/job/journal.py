@@ -1,4 +1,4 @@
-"""The job's SQLite file: the only truth about which rows there are and what became of them."""
+"""The journal: the job's SQLite file, the single source of truth about its rows and their states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.workers.errors import JobDamagedError, JobError
 from outrider.workers.messages import TokenLogprobs
 
 PENDING, DONE, FAILED = 0, 1, 2
-# What the entries of ``meta`` are that more than one module reads.
+# Types of the ``meta`` entries that more than one module reads ("account": the job's statistics).
 META: dict[str, type] = {
     **dict.fromkeys(("identity", "input", "description", "totals", "account", "layouts", "numeric_path"), dict),
     **dict.fromkeys(("pinning", "ray_losses"), list),
@@ -46,7 +46,7 @@ CREATE TABLE rows (
 CREATE INDEX rows_by_state ON rows (state, row);
 CREATE TABLE records (row INTEGER PRIMARY KEY, record TEXT NOT NULL);  -- what stands in results or errors
 """
-# What is written so far of rows under way. Journals that were begun without it get it when they are resumed.
+# Tokens so far of rows in progress. The journal of an older outrider gets this table when the job is resumed.
 KEPT_TOKENS = """
 CREATE TABLE IF NOT EXISTS kept_tokens (
     row INTEGER NOT NULL,
@@ -57,8 +57,8 @@ CREATE TABLE IF NOT EXISTS kept_tokens (
     PRIMARY KEY (row, sample, start)
 ) WITHOUT ROWID
 """
-# Columns of the input that go through to the results, by portions of rows (carried_columns.py), and what failed rows said
-# before they were put back. Journals that were begun without these get them when they are resumed.
+# Carried columns, by portions of rows (carried_columns.py), and the error records of failed rows that wait to be run again.
+# The journal of an older outrider gets these tables when the job is resumed.
 CARRIED = """
 CREATE TABLE IF NOT EXISTS carried (
     first INTEGER PRIMARY KEY,        -- row
@@ -67,14 +67,14 @@ CREATE TABLE IF NOT EXISTS carried (
     data BLOB NOT NULL
 )
 """
-# What goes by its line's number: it had no id of its own, or one that an earlier row has.
+# SQL: a failed row that goes by its line number, having no id of its own or one that an earlier row has.
 NAMELESS = "state = 2 AND custom_id = CAST(line AS TEXT)"
 EARLIER_ERRORS = "CREATE TABLE IF NOT EXISTS earlier_errors (row INTEGER PRIMARY KEY, record TEXT NOT NULL)"
 LATER_TABLES = (KEPT_TOKENS, CARRIED, EARLIER_ERRORS)
-# By two of these a journal is known, of whatever format, and if it is damaged.
+# A file with two of these tables is a journal, of whatever format or damage.
 OWN_TABLES = {"meta", "rows", "records"}
 
-# Write-ahead logging needs shared memory between processes, which these do not give.
+# SQLite's write-ahead log needs shared memory between processes, which these file systems lack.
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "fuse.", "9p", "afs")
 
 
@@ -98,7 +98,7 @@ class FailedRow:
 
 @dataclass(frozen=True, slots=True)
 class KeptTokens:
-    """Tokens of an answer that is not whole yet: those behind the first ``start``."""
+    """Tokens of an unfinished answer, from position ``start`` on."""
 
     row: int
     sample: int
@@ -109,7 +109,7 @@ class KeptTokens:
 
 @dataclass(frozen=True, slots=True)
 class CarriedPortion:
-    """What is carried of ``count`` rows from ``first`` on."""
+    """The carried values of ``count`` rows from ``first`` on."""
 
     first: int
     count: int
@@ -119,7 +119,7 @@ class CarriedPortion:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedId:
-    """A row whose id stands in an earlier line already; ``record`` is there where it failed."""
+    """A row whose id an earlier row has; ``record``: its error record if it has failed already."""
 
     row: int
     custom_id: str
@@ -130,9 +130,9 @@ class RepeatedId:
 
 @dataclass(frozen=True, slots=True)
 class NamelessRow:
-    """A row that failed and goes by its line's number, which is the id of another row.
+    """A failed row that goes by its line number N, which is the id of another row.
 
-    ``taken``: another one has "line N" for its id, too.
+    ``taken``: "line N" is the id of another row as well.
     """
 
     row: int
@@ -154,25 +154,25 @@ class Counts:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All that is done within it, or nothing."""
+    """Commit the block's changes together, or none of them if it raises."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
         db.execute("COMMIT")
     except BaseException:
-        # A full disk may have rolled back already.
+        # SQLite may have rolled back already (full disk).
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
 
 
 def on_network_file_system(path: Path, mounts: str) -> bool:
-    """Whether the path lies on a network file system, by a text in the form of /proc/mounts."""
+    """Whether the path is on a network file system; ``mounts``: the text of /proc/mounts."""
     best, kind = "", ""
     for line in mounts.splitlines():
         fields = line.split()
         if len(fields) > 2:
-            # Blanks, tabs, line ends and backslashes are written as three octal digits.
+            # Blanks, tabs, line ends and backslashes are escaped as three octal digits.
             point = re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), fields[1])
             inside = str(path) == point or str(path).startswith(point.rstrip("/") + "/")
             if inside and len(point) >= len(best):
@@ -181,9 +181,9 @@ def on_network_file_system(path: Path, mounts: str) -> bool:
 
 
 class Journal:
-    """One connection to a job's file. Every method that writes is one durable transaction.
+    """One connection to a job's journal. Every method that writes is one durable transaction.
 
-    What SQLite has to complain about (a full disk, a file that is none of ours) surfaces as a ``JobError``.
+    SQLite's errors (a full disk, a file that is not a journal) are raised as ``JobError``.
     """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
@@ -203,22 +203,22 @@ class Journal:
                 self._check_own()
                 remote = on_network_file_system(path.resolve(), Path("/proc/mounts").read_text())
                 self._db.execute(f"PRAGMA journal_mode = {'DELETE' if remote else 'WAL'}")
-                # Without a log a transaction is done once its journal is removed, and FULL does not sync that.
+                # In DELETE mode deleting the rollback journal commits a transaction; only EXTRA syncs its directory.
                 self._db.execute(f"PRAGMA synchronous = {'EXTRA' if remote else 'FULL'}")
-                # Whoever reads for long lets the log grow; once it is empty again its file gets shorter, too.
+                # A long reader lets the write-ahead log grow; it is truncated to this size after the next checkpoint.
                 self._db.execute(f"PRAGMA journal_size_limit = {LONGEST_LOG}")
                 if self._has_table("rows"):
                     for table in LATER_TABLES:
                         self._db.execute(table)
-            # A journal that is only read may be of an outrider that knew less.
+            # A journal that is only read may be of an older outrider, and lack these tables.
             self.carries = self._has_table("carried")
-            self._knows_earlier_errors = self._has_table("earlier_errors")
+            self._has_earlier_errors = self._has_table("earlier_errors")
 
     def close(self) -> None:
         self._db.close()
 
     def _check_own(self) -> None:
-        """What another program keeps under this name is neither written into nor, where an input is refused, removed."""
+        """Refuse another program's database, which would otherwise be written into or removed."""
         tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and len(tables & OWN_TABLES) < 2:
             self._db.close()
@@ -248,11 +248,10 @@ class Journal:
         meta: dict[str, Any],
         before_commit: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
-        """Write a new job whole: its rows, those that failed validation with their records, and its identity.
+        """Write a new job: its rows, the error records of those that failed at admission, and its meta entries.
 
-        One transaction, so a job that was interrupted here is simply not there yet. ``before_commit`` may look at the rows
-        and refuse some, or raise, and returns more ``meta`` that is known only now. Rows are streamed: memory does not grow
-        with the job.
+        One transaction: a job that is interrupted here does not exist. ``before_commit`` may read the rows, fail some or
+        raise, and returns further meta entries. Rows are streamed, so memory does not grow with the job.
         """
         stream = chain(rows, (FailedRow(row, record) for row, record in failures))
         with self._transaction() as db:
@@ -268,14 +267,14 @@ class Journal:
                 ((key, json.dumps(value)) for key, value in {**meta, **more_meta, "format": FORMAT}.items()),
             )
 
-        self.carries = self._knows_earlier_errors = True
-        # All of it has gone through the log, which would stay as large as the job.
+        self.carries = self._has_earlier_errors = True
+        # The write-ahead log holds all rows now, and would stay that large.
         self._query("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def repeated_ids(self) -> Iterator[RepeatedId]:
-        """Rows with the id of an earlier one; what failed and goes by its line's number neither is one nor makes one.
+        """Rows with the id of an earlier row; failed rows that go by their line number are left out.
 
-        SQLite sorts on disk what does not fit, so this too takes no memory to speak of.
+        SQLite sorts on disk if need be, so memory does not grow with the job.
         """
         with self._translated():
             self._db.execute("DROP TABLE IF EXISTS temp.repeats")
@@ -309,14 +308,14 @@ class Journal:
         with self._translated():
             return self._db.execute("SELECT 1 FROM rows WHERE custom_id = ?", (custom_id,)).fetchone() is not None
 
-    def refuse(self, row: int, custom_id: str, record: str) -> None:
-        """While a job is being filled: the row fails, under this id."""
+    def fail_at_admission(self, row: int, custom_id: str, record: str) -> None:
+        """While the journal is being filled: mark a row as failed, under this id."""
         with self._translated():
             self._db.execute("UPDATE rows SET state = 2, custom_id = ?, request = '{}' WHERE row = ?", (custom_id, row))
             self._db.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", (row, record))
 
     def add_carried(self, portions: Iterable[CarriedPortion]) -> None:
-        """While a job is being filled: what is carried of its rows."""
+        """While the journal is being filled: add carried values of its rows."""
         with self._translated():
             self._db.executemany(
                 "INSERT INTO carried VALUES (?, ?, ?, ?)",
@@ -324,13 +323,13 @@ class Journal:
             )
 
     def carried(self, row: int) -> CarriedPortion | None:
-        """The portion that holds a row."""
+        """The portion of carried values that holds a row."""
         found = self._query("SELECT * FROM carried WHERE first <= ? ORDER BY first DESC LIMIT 1", (row,))
         portion = CarriedPortion(*found[0]) if found else None
         return portion if portion is not None and row < portion.first + portion.count else None
 
-    def carried_behind(self, first: int) -> CarriedPortion | None:
-        """The next portion behind the one that begins there."""
+    def carried_after(self, first: int) -> CarriedPortion | None:
+        """The first portion that begins after row ``first``."""
         if not self.carries:
             return None
         found = self._query("SELECT * FROM carried WHERE first > ? ORDER BY first LIMIT 1", (first,))
@@ -338,7 +337,7 @@ class Journal:
 
     @property
     def filled(self) -> bool:
-        """Whether the job has been written down; a file of another format is refused."""
+        """Whether the journal has been filled; an error if it has another format."""
         if not self._query("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
             return False
         if (found := self.meta("format")) != FORMAT:
@@ -358,7 +357,7 @@ class Journal:
             db.executemany("DELETE FROM meta WHERE key = ?", ((key,) for key in keys))
 
     def check(self) -> list[str]:
-        """Before a job goes on: refuse a file that is damaged, and mend what contradicts itself. What to tell of it."""
+        """Before a job is resumed: refuse a damaged file, and mend rows that contradict their records; returns notes."""
         damage.check(self.path, self._query)
         if not all(isinstance(value, int | float) for value in (self.meta("totals") or {}).values()):
             raise damage.damaged(self.path, '"totals" holds what is no number')
@@ -366,7 +365,7 @@ class Journal:
             return damage.mend(db)
 
     def counts(self) -> Counts:
-        """A row that is marked as ended without a record has not ended."""
+        """The numbers of rows; a row that is marked as ended but has no record counts as pending."""
         found = self._query("SELECT state, count(*), sum(row IN (SELECT row FROM records)) FROM rows GROUP BY state")
         if strange := [state for state, _, _ in found if state not in (PENDING, DONE, FAILED)]:
             raise damage.damaged(self.path, f"a row has the state {strange[0]!r}, which does not exist")
@@ -374,7 +373,7 @@ class Journal:
         return Counts(sum(count for _, count, _ in found), recorded.get(DONE, 0), recorded.get(FAILED, 0))
 
     def usage(self) -> tuple[int, int]:
-        """Tokens of the prompts and of the answers of all rows that are done, as their records have them."""
+        """Prompt tokens and answer tokens of all rows that are done, from their records."""
         prompt, answer = (f"json_extract(record, '$.response.body.usage.{key}_tokens')" for key in ("prompt", "completion"))
         return self._query(
             f"SELECT ifnull(sum({prompt}), 0), ifnull(sum({answer}), 0) FROM rows JOIN records USING (row) "
@@ -383,9 +382,9 @@ class Journal:
         )[0]
 
     def longest(self, samples: int) -> list[tuple[int, int, int]]:
-        """The longest rows still to do, of so many samples in all (the last row may have more).
+        """The longest pending rows, enough of them to have ``samples`` samples together.
 
-        Of each the tokens of its prompt, the most tokens of an answer, and its samples.
+        Of each: prompt tokens, ``max_tokens`` of an answer, and number of samples.
         """
         length = "length(prompt) / 4"
         most, of_each = (_number_of_request(key) for key in ("max_tokens", "n"))
@@ -404,7 +403,7 @@ class Journal:
         return longest
 
     def pending_answers(self) -> tuple[int, int]:
-        """How many samples the rows still to do have together, and the most tokens that these may come to."""
+        """The number of samples of all pending rows, and the sum of their ``max_tokens``."""
         samples, most = f"max(1, {_number_of_request('n')})", _number_of_request("max_tokens")
         [(count, tokens)] = self._query(
             f"SELECT ifnull(sum({samples}), 0), ifnull(sum({samples} * {most}), 0) FROM rows WHERE state = 0"
@@ -412,7 +411,7 @@ class Journal:
         return int(count), int(tokens)
 
     def pending(self, after: int, count: int) -> list[tuple[int, int]]:
-        """The next rows still to do behind row ``after``, each with its attempts so far."""
+        """The next pending rows after row ``after``, each with its attempts so far."""
         found = self._query(
             "SELECT row, attempts FROM rows WHERE state = 0 AND row > ? ORDER BY row LIMIT ?", (after, count)
         )
@@ -433,12 +432,12 @@ class Journal:
         return StoredRow(row, custom_id, line, kind, asked, damage.tokens_of(self.path, row, prompt))
 
     def keep_tokens(self, written: Sequence[KeptTokens]) -> None:
-        """What has been written of rows under way since the last time."""
+        """Keep the tokens that rows in progress have gained since the last call."""
         with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO kept_tokens VALUES (?, ?, ?, ?, ?)", map(_kept_columns, written))
 
     def kept_tokens(self, rows: Sequence[int]) -> list[KeptTokens]:
-        """What was kept of these rows, in order; what cannot be read is left out."""
+        """The kept tokens of these rows, in order, without entries that cannot be read."""
         marks = ",".join("?" * len(rows))
         found = self._query(f"SELECT * FROM kept_tokens WHERE row IN ({marks}) ORDER BY row, sample, start", rows)
         read = (_kept(*columns) for columns in found)
@@ -449,11 +448,11 @@ class Journal:
         done: Sequence[tuple[int, str]],
         failed: Sequence[tuple[int, str]],
         totals: dict[str, float] | None = None,
-        account: dict[str, Any] | None = None,
+        statistics: dict[str, Any] | None = None,
     ) -> None:
-        """Rows that have ended, with their records, and the job's running totals and account, in one transaction.
+        """Record rows that have ended, and the job's totals and statistics, in one transaction.
 
-        A row that ended before keeps its first record.
+        A row that has ended before keeps its first record.
         """
         with self._transaction() as db:
             for state, records in ((DONE, done), (FAILED, failed)):
@@ -463,14 +462,14 @@ class Journal:
                 )
                 db.executemany("DELETE FROM kept_tokens WHERE row = ?", ((row,) for row, _ in records))
                 db.executemany("DELETE FROM earlier_errors WHERE row = ?", ((row,) for row, _ in records))
-            for key, value in (("totals", totals), ("account", account)):
+            for key, value in (("totals", totals), ("account", statistics)):
                 if value is not None:
                     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     def put_back_failed(self) -> int:
-        """Failed rows are to be done again; how many. Those that were wrong in the input (without a request) stay failed.
+        """Make failed rows pending again; returns how many. Rows that failed at admission have no request and stay failed.
 
-        What they said is kept until another record takes its place.
+        Their error records are kept until the rows end again.
         """
         with self._transaction() as db:
             chosen = "SELECT row FROM rows WHERE state = 2 AND request <> '{}'"
@@ -479,41 +478,41 @@ class Journal:
             return db.execute("UPDATE rows SET state = 0, attempts = 0 WHERE state = 2 AND request <> '{}'").rowcount
 
     def waiting_again(self) -> int:
-        """How many rows have been put back and not ended since."""
-        return int(self._query("SELECT count(*) FROM earlier_errors")[0][0]) if self._knows_earlier_errors else 0
+        """The number of failed rows that were put back and have not ended since."""
+        return int(self._query("SELECT count(*) FROM earlier_errors")[0][0]) if self._has_earlier_errors else 0
 
     def count_attempt(self, rows: Sequence[int]) -> None:
         with self._transaction() as db:
             db.executemany("UPDATE rows SET attempts = attempts + 1 WHERE row = ?", ((row,) for row in rows))
 
     def whole_records(self, state: int) -> Iterator[tuple[int, str]]:
-        """Rows with their records, once each has been looked at: what is written into files is what it says to be.
+        """Rows in that state with their records, each checked before it is written to a file.
 
-        Rows that have failed and wait to be done again count as failed.
+        Failed rows that wait to be run again count as failed.
         """
         with self._translated():
-            found = self._db.execute(self._ended("row, custom_id, record", state), (state,))
+            found = self._db.execute(self._ended_rows_query("row, custom_id, record", state), (state,))
             for row, custom_id, record, whole in found:
-                yield row, self._looked_at(state, row, custom_id, record, whole)
+                yield row, self._checked_record(state, row, custom_id, record, whole)
 
-    def _ended(self, columns: str, state: int, further: str = "") -> str:
-        """A query over rows that have ended so, in input order."""
+    def _ended_rows_query(self, columns: str, state: int, further: str = "") -> str:
+        """SQL for the rows in that state and their records, in input order."""
         found = f"SELECT {columns}, {damage.WHOLE} FROM rows JOIN records USING (row) WHERE state = ?{further}"
-        if state == FAILED and self._knows_earlier_errors:
-            again = damage.WHOLE.replace("CASE state WHEN 1", "CASE 2 WHEN 1")
+        if state == FAILED and self._has_earlier_errors:
+            whole = damage.WHOLE.replace("CASE state WHEN 1", "CASE 2 WHEN 1")
             found += (
-                f" UNION ALL SELECT {columns}, {again} FROM rows JOIN earlier_errors USING (row) WHERE state = 0{further}"
+                f" UNION ALL SELECT {columns}, {whole} FROM rows JOIN earlier_errors USING (row) WHERE state = 0{further}"
             )
         return f"{found} ORDER BY row"
 
-    def records_behind(self, state: int, row: int, count: int) -> list[tuple[int, str]]:
-        """The next rows in that state behind this one, with their records."""
+    def records_after(self, state: int, row: int, count: int) -> list[tuple[int, str]]:
+        """The next ``count`` rows in that state after row ``row``, with their records."""
         found = self._query(
-            self._ended("row, custom_id, record", state, f" AND row > {int(row)}") + " LIMIT ?", (state, count)
+            self._ended_rows_query("row, custom_id, record", state, f" AND row > {int(row)}") + " LIMIT ?", (state, count)
         )
-        return [(row, self._looked_at(state, row, *others)) for row, *others in found]
+        return [(row, self._checked_record(state, row, *others)) for row, *others in found]
 
-    def _looked_at(self, state: int, row: int, custom_id: str, record: str, whole: int) -> str:
+    def _checked_record(self, state: int, row: int, custom_id: str, record: str, whole: int) -> str:
         if not whole and not damage.is_whole(state, custom_id, record):
             raise JobDamagedError(f"{self.path}: the record of row {row} is damaged; outrider run does that row again")
         return record
@@ -529,7 +528,7 @@ class Journal:
 
 
 def _number_of_request(key: str) -> str:
-    """In SQL; 0 where a damaged journal has none."""
+    """SQL for a number of the row's request; 0 if a damaged journal lacks it."""
     return f"ifnull(CASE WHEN json_valid(request) THEN CAST(json_extract(request, '$.{key}') AS INTEGER) END, 0)"
 
 
@@ -545,11 +544,11 @@ def _kept_columns(kept: KeptTokens) -> tuple[int, int, int, bytes, str | None]:
 
 
 def _kept(row: int, sample: int, start: int, tokens: bytes, logprobs: str | None) -> KeptTokens | None:
-    """None where they cannot be read: they are written anew."""
+    """None if the entry cannot be read: those tokens are generated again."""
     try:
-        told = None
+        read = None
         if logprobs is not None:
-            told = tuple(tuple((int(token), float(value)) for token, value in each) for each in json.loads(logprobs))
-        return KeptTokens(row, sample, start, tuple(np.frombuffer(tokens, dtype="<i4").tolist()), told)
+            read = tuple(tuple((int(token), float(value)) for token, value in each) for each in json.loads(logprobs))
+        return KeptTokens(row, sample, start, tuple(np.frombuffer(tokens, dtype="<i4").tolist()), read)
     except (TypeError, ValueError):
         return None

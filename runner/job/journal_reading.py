@@ -1,4 +1,4 @@
-"""A journal opened for reading, also where nothing may be written beside it."""
+"""Opens a journal for reading, also in a directory that cannot be written."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from outrider.runner.job.lock import is_held
 from outrider.workers.errors import JobError
 
-# What SQLite keeps beside a file that is written to: transactions that are not in the file itself yet, or no longer.
+# SQLite's files beside a database, with transactions that are not in it yet (log) or are to be undone (rollback journal).
 BESIDE = ("-wal", "-journal")
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """To all that was committed. May raise what SQLite raises."""
+    """A read-only connection that sees all committed transactions. May raise SQLite's errors."""
     _check_readable(path)
     try:
         return _tried(path, "mode=ro")
     except sqlite3.OperationalError:
-        # A log in shared memory is made for readers, too. Where that cannot be, ...
+        # With a write-ahead log even readers need to write an -shm file. If that fails while a job runs, give up.
         if is_held(path.parent) is not False:
             raise
-    # ... nobody writes now, and the file is whole, ...
+    # No process writes: without log and rollback journal the file is complete.
     if not any(_holds_something(path, end) for end in BESIDE):
         return _tried(path, "immutable=1")
-    # ... or what is missing in it stands beside it.
+    # Else recover it in a copy.
     return _of_a_copy(path)
 
 
@@ -50,7 +50,7 @@ def _check_readable(path: Path) -> None:
 
 
 def _holds_something(path: Path, end: str) -> bool:
-    """A folder or a link to nowhere of that name holds no transactions."""
+    """Whether the file beside the journal is a regular one with content."""
     beside = path.with_name(path.name + end)
     return beside.is_file() and beside.stat().st_size > 0
 
@@ -65,7 +65,7 @@ def _of_a_copy(path: Path) -> sqlite3.Connection:
             for each in (path, *beside):
                 shutil.copyfile(each, copy.with_name(each.name))
             connection = sqlite3.connect(copy, isolation_level=None)
-            # What stood beside it goes into it. The file then stays as long as the connection, and no longer.
+            # Merges the log into the copy. The copy is unlinked with its folder, and lives on as long as the connection.
             connection.execute("PRAGMA journal_mode = DELETE").fetchone()
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             return connection

@@ -1,4 +1,4 @@
-"""Whether somebody runs a job: a lock that the kernel frees whatever becomes of the holder."""
+"""Whether a process runs a job: asks for the job's lock (flock), which the kernel releases when its holder ends."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ LOCK = "lock"
 
 
 def is_held(directory: Path) -> bool | None:
-    """Whether some process runs the job at this moment; None where this user may not look."""
+    """Whether a process runs the job now; None if this user may not read the lock file."""
     try:
-        # A pipe of that name would wait for somebody who writes into it.
+        # O_NONBLOCK: opening a pipe of that name would block.
         handle = os.open(directory / LOCK, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False

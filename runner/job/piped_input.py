@@ -1,4 +1,4 @@
-"""Inputs that can be read only once, standard input and pipes: kept in the job's directory, so that the job can go on."""
+"""Inputs that can be read only once (standard input, pipes), copied to the job's directory so that the job can resume."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from outrider.workers.errors import JobError, UsageError
 
 KEPT = "input"
 STANDARD_INPUT = "-"
-# How messages call inputs whose path says nothing.
+# Names in messages of inputs whose path says nothing.
 NAMES = {STANDARD_INPUT: "standard input"}
 READ_AT_ONCE = 1 << 20
-# Where nobody is awaited, a writer who comes at the same moment is still seen.
+# How long a pipe is polled for a writer if the job can go on without its content.
 LOOK_MILLISECONDS = 200
 NULL = os.makedev(1, 3)
 
 
 def is_piped(path: Path) -> bool:
-    """Whether the input is standard input or a pipe. Descriptors are counted in, whatever lies behind them."""
+    """Whether the input is standard input, a pipe, a terminal, or any path of an open descriptor (/dev/fd/N)."""
     if str(path) == STANDARD_INPUT or path.parent in (Path("/dev/fd"), Path("/proc/self/fd")) or path == Path("/dev/stdin"):
         return True
     try:
@@ -35,34 +35,34 @@ def is_piped(path: Path) -> bool:
 
 
 def has_no_name(path: Path) -> bool:
-    """Whether the path says nothing of what is in it."""
-    if path.is_relative_to("/dev/shm"):  # ordinary files, in memory
+    """Whether the path is no name for the content: standard input, and paths in /dev and /proc."""
+    if path.is_relative_to("/dev/shm"):  # ordinary files
         return False
     return str(path) == STANDARD_INPUT or path.is_relative_to("/dev") or path.is_relative_to("/proc")
 
 
-def called(path: Path) -> str:
-    """How messages call it."""
+def input_name(path: Path) -> str:
+    """The input's name in messages."""
     return NAMES.get(str(path), str(path))
 
 
-def take(path: Path, directory: Path, awaited: bool, keep: bool, say: Callable[[str], None]) -> str | None:
-    """Read all there is; the digest of it, or None where there is nothing.
+def read_piped(path: Path, directory: Path, awaited: bool, keep: bool, say: Callable[[str], None]) -> str | None:
+    """Read the input to its end; its digest, or None if it is empty.
 
-    With ``keep`` the bytes are then the job's kept input, all of them or none. Where the job can go on without, nothing is
-    ``awaited``: neither somebody at a terminal nor somebody who opens a named pipe.
+    ``keep``: write it to the directory as the job's kept input, atomically. ``awaited``: wait for input at a terminal and
+    for a writer of a named pipe; False if the job can go on without it.
     """
     with _opened(path) as descriptor:
         if os.isatty(descriptor):
             if not awaited:
-                return None  # nobody is asked to type them again
+                return None  # do not ask the user to type the prompts again
             say("reading prompts from the terminal, one a line; Ctrl-D ends them")
         try:
             return _copied(_pieces(descriptor, awaited), directory, keep)
         except _ReadError as error:
-            raise UsageError(f"{called(path)} cannot be read: {error}") from None
+            raise UsageError(f"{input_name(path)} cannot be read: {error}") from None
         except OSError as error:
-            raise JobError(f"{directory / KEPT}, for {called(path)}, cannot be written: {error.strerror}") from None
+            raise JobError(f"{directory / KEPT}, for {input_name(path)}, cannot be written: {error.strerror}") from None
 
 
 class _ReadError(Exception):
@@ -78,23 +78,23 @@ def _is_terminal_or_null(found: os.stat_result) -> bool:
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     try:
-        # Without waiting: whether anybody will ever write into a pipe is not known.
+        # O_NONBLOCK: a pipe may never get a writer.
         descriptor = os.dup(0) if str(path) == STANDARD_INPUT else os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise UsageError(f"{called(path)} cannot be read: {error.strerror}") from None
+        raise UsageError(f"{input_name(path)} cannot be read: {error.strerror}") from None
     try:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
-            raise UsageError(f"{called(path)} is a directory; give a file of prompts")
+            raise UsageError(f"{input_name(path)} is a directory; give a file of prompts")
         if stat.S_ISBLK(found.st_mode) or (stat.S_ISCHR(found.st_mode) and not _is_terminal_or_null(found)):
-            raise UsageError(f"{called(path)} is a device; give a file or a pipe of prompts")
+            raise UsageError(f"{input_name(path)} is a device; give a file or a pipe of prompts")
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _copied(pieces: Iterator[bytes], directory: Path, keep: bool) -> str | None:
-    for left in directory.glob(f".{KEPT}.[0-9]*"):  # of a run that was killed here
+    for left in directory.glob(f".{KEPT}.[0-9]*"):  # left by a run that was killed
         left.unlink()
     digest, count = hashlib.sha256(), 0
     temporary = directory / f".{KEPT}.{os.getpid()}"
@@ -122,7 +122,7 @@ def _copied(pieces: Iterator[bytes], directory: Path, keep: bool) -> str | None:
 def _pieces(descriptor: int, awaited: bool) -> Iterator[bytes]:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    # A named pipe is at its end as long as nobody has opened it for writing.
+    # Reading a named pipe without a writer returns end of file, so wait for one first.
     poll.poll(None if awaited else LOOK_MILLISECONDS)
     while True:
         try:

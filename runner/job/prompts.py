@@ -1,4 +1,4 @@
-"""The input file: rows in, or every problem with its file:line."""
+"""Rows from an input file of lines (JSON or text); a line that is wrong becomes a ``BadRow`` with its number."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from outrider.runner.printable import printable
 from outrider.runner.validation_errors import short
 from outrider.workers.errors import UsageError, first_line
 
-# Half of a surrogate pair, as JSON may spell it and as it then stands in a string.
+# A surrogate as an escape in JSON, and a lone one in a decoded string.
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-HALF = re.compile("[\ud800-\udfff]")
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BLANK = "the line is blank; remove it or give a prompt"
 ONE_A_LINE = "each row stands on a line of its own: jq -c '.[]' writes the entries of a list so"
 TOO_LONG = f"the line is longer than {MOST_LINE_BYTES >> 20} MiB; split it"
@@ -30,7 +30,7 @@ TOO_LONG = f"the line is longer than {MOST_LINE_BYTES >> 20} MiB; split it"
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be run. ``custom_id`` is its line number where it gave none of its own."""
+    """A row that cannot be run. Without an id of its own its ``custom_id`` is its line number."""
 
     custom_id: str
     line: int
@@ -38,10 +38,10 @@ class BadRow:
     code: str = INVALID
 
 
-class Mapping(Protocol):
-    """How the keys of a line become a request, where they are columns.
+class ColumnMapping(Protocol):
+    """Makes a request from a line whose keys are columns (by the options --template, --prompt-column, --carry, --chat).
 
-    A line of text has one: ``text``, or ``prompt`` where the prompt is what it would be without columns.
+    A line of text has one column: ``prompt``, or ``text`` if the options say what the prompt is made of.
     """
 
     own_prompt: bool
@@ -49,11 +49,11 @@ class Mapping(Protocol):
     def __call__(self, entry: dict[str, Any], line: int) -> Request: ...
 
     def claimed_id(self, entry: dict[str, Any]) -> object:
-        """What stands where a row says what it is called."""
+        """The row's id as it is given, valid or not."""
 
 
 def check_input(path: Path, split: str | None = None) -> None:
-    """Refuse what is not there, not readable or empty, before anything else is looked at."""
+    """Refuse an input that is missing, unreadable or empty, before anything else is done."""
     try:
         kind = path.stat().st_mode
         if stat.S_ISDIR(kind) or split is not None:
@@ -69,12 +69,12 @@ def check_input(path: Path, split: str | None = None) -> None:
 
 
 def read_rows(
-    source: Source, form: str = "auto", mapping: Mapping | None = None, may_have_columns: bool = False
+    source: Source, form: str = "auto", mapping: ColumnMapping | None = None, may_have_columns: bool = False
 ) -> Iterator[Request | BadRow]:
-    """Every row of the file in order, streamed; a row that is wrong comes as a ``BadRow``.
+    """Every row of the file in order, streamed; a row that is wrong is a ``BadRow``.
 
-    ``may_have_columns``: the command has options for keys that are columns, and errors name them.
-    Whether ids repeat is not looked at here: that takes all of them, and there may be millions.
+    ``may_have_columns``: the command has options for columns, and errors about unknown keys name them.
+    Repeated ids are found later, in the journal: there may be millions.
     """
     jsonl = _by_name(source.suffix, form)
     for number, line in lines_of(source):
@@ -87,7 +87,7 @@ def read_rows(
 
 
 def lines_of(source: Source) -> Iterator[tuple[int, bytes | BadRow]]:
-    """The lines that may be rows, each with its number."""
+    """The lines that are not blank, with their numbers, and a ``BadRow`` for a blank line between two others."""
     blank = 0
     for number, raw in enumerate(source.lines(), start=1):
         line = b"" if raw is None else raw
@@ -96,13 +96,15 @@ def lines_of(source: Source) -> Iterator[tuple[int, bytes | BadRow]]:
         if raw is not None and not line.strip():
             blank += 1
             continue
-        # Blank lines at the end of a file are nothing; between rows they are rows that somebody lost.
+        # Blank lines at the end of a file are ignored; between rows they are errors, since a row may be missing.
         yield from ((lost, BadRow(str(lost), lost, BLANK)) for lost in range(number - blank, number))
         blank = 0
         yield number, BadRow(str(number), number, TOO_LONG) if raw is None else line
 
 
-def _read_row(line: bytes, number: int, jsonl: bool, mapping: Mapping | None, may_have_columns: bool) -> Request | BadRow:
+def _read_row(
+    line: bytes, number: int, jsonl: bool, mapping: ColumnMapping | None, may_have_columns: bool
+) -> Request | BadRow:
     try:
         if not jsonl:
             return _parse_text_line(line, number, mapping)
@@ -110,18 +112,18 @@ def _read_row(line: bytes, number: int, jsonl: bool, mapping: Mapping | None, ma
     except RowError as error:
         said, problem = unencodable_lines.read(line) or (line, str(error))
         return BadRow(_claimed_id(said, number, mapping), number, problem)
-    except Exception as error:  # one row is never the end of the others
+    except Exception as error:  # an unforeseen error fails this row alone
         return unexpected(_claimed_id(line, number, mapping), number, "read", error)
 
 
 def unexpected(custom_id: str, line: int, what: str, error: Exception) -> BadRow:
-    """The row over which outrider itself has stumbled."""
+    """A row that failed by an unforeseen exception, that is, by a fault of outrider."""
     sentence = f'the row "{short(custom_id)}" could not be {what}: {type(error).__name__}: {first_line(error)}'
     return BadRow(custom_id, line, f"{sentence}; this is a fault of outrider, please report it", INTERNAL)
 
 
 def _by_name(suffix: str, form: str) -> bool | None:
-    """Whether lines are JSON, by what is asked for and by the file's name; None where the first row has to tell."""
+    """Whether lines are JSON, by ``--format`` or the file's name; None if the first row is to decide."""
     if form != "auto":
         return form == "jsonl"
     return {**dict.fromkeys((".jsonl", ".json", ".ndjson"), True), ".txt": False, ".text": False}.get(suffix)
@@ -134,7 +136,7 @@ def _decode(raw: bytes) -> str:
         raise RowError(f"byte {error.start + 1} of the line is not UTF-8; convert the file to UTF-8") from None
 
 
-def _parse_text_line(raw: bytes, number: int, mapping: Mapping | None) -> Request:
+def _parse_text_line(raw: bytes, number: int, mapping: ColumnMapping | None) -> Request:
     text = _decode(raw)
     if "\0" in text:
         raise RowError("the line holds a NUL, which is no text; convert the file to UTF-8")
@@ -145,7 +147,7 @@ def _parse_text_line(raw: bytes, number: int, mapping: Mapping | None) -> Reques
     return Request(custom_id=str(number), line=number, prompt=text)
 
 
-def _parse_json_line(raw: bytes, number: int, mapping: Mapping | None, may_have_columns: bool) -> Request:
+def _parse_json_line(raw: bytes, number: int, mapping: ColumnMapping | None, may_have_columns: bool) -> Request:
     entry = load_object(raw)
     if mapping is not None:
         return mapping(entry, number)
@@ -155,7 +157,7 @@ def _parse_json_line(raw: bytes, number: int, mapping: Mapping | None, may_have_
 
 
 def load_object(raw: bytes) -> dict[str, Any]:
-    """What a line of JSON holds, strictly read."""
+    """The object of a line of JSON, strictly parsed."""
     text = _decode(raw)
     try:
         entry = strictly_parsed(text)
@@ -175,30 +177,30 @@ def load_object(raw: bytes) -> dict[str, Any]:
 
 
 def json_problem(error: ValueError | RecursionError) -> str:
-    """Why ``strictly_parsed`` could not read a text, or why its bytes are none."""
+    """Why ``strictly_parsed`` or the decoding before it failed, as part of a sentence."""
     match error:
         case json.JSONDecodeError():
-            # Some of Python's sentences go on with the place.
+            # Some of Python's messages end in " at" or ":", with the position to follow.
             said = error.msg.rstrip(": ").removesuffix(" at")
             return f"{said} at {f'line {error.lineno}, ' if error.lineno > 1 else ''}column {error.colno}"
         case UnicodeDecodeError():
             return f"byte {error.start + 1} is not UTF-8"
         case RecursionError():
             return f"lists and objects are nested too deeply, by more than {MOST_LEVELS} levels"
-    # Python reads no numbers of more than 4,300 digits.
+    # Python limits whole numbers to 4,300 digits.
     return "a number has too many digits" if "digits" in str(error) else str(error)
 
 
 def strictly_parsed(text: str) -> Any:
-    """JSON, of which nothing may be read in two ways: what is wrong with a value is a ``RowError``."""
-    entry = check_levels(text, json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once))
+    """Parse JSON; NaN and infinities, repeated keys and lone surrogates are errors, since parsers differ on them."""
+    entry = check_levels(text, json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeated_keys))
     if SURROGATE.search(text):
         _refuse_halves(entry)
     return entry
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ: of two values for one key Python would take the last, and others the first."""
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; an error if a key repeats: Python would take the last value, other parsers the first."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -208,7 +210,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_halves(entry: Any) -> None:
-    """JSON can spell half of a surrogate pair, which is no character and which no file can hold."""
+    """Refuse lone surrogates: JSON can spell them, but UTF-8 cannot hold them."""
     try:
         json.dumps(entry, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -220,7 +222,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _claimed_id(raw: bytes, number: int, mapping: Mapping | None) -> str:
+def _claimed_id(raw: bytes, number: int, mapping: ColumnMapping | None) -> str:
     try:
         entry = json.loads(raw)
         claimed = entry.get("custom_id", entry.get("id")) if mapping is None else mapping.claimed_id(entry)
@@ -230,6 +232,6 @@ def _claimed_id(raw: bytes, number: int, mapping: Mapping | None) -> str:
 
 
 def id_of_bad(claimed: object, number: int) -> str:
-    """The id that a bad row would have had: its error record should carry it."""
+    """The id of a bad row's error record: the one that it claims if that is usable, else its line number."""
     usable = isinstance(claimed, str | int) and not isinstance(claimed, bool) and claimed != ""
-    return str(claimed) if usable and not HALF.search(str(claimed)) else str(number)
+    return str(claimed) if usable and not LONE_SURROGATE.search(str(claimed)) else str(number)

@@ -1,4 +1,4 @@
-"""The rows of an input of any form, with what is carried of each: the one place where forms differ ends here."""
+"""The rows of an input of any form (lines, CSV, Arrow), with their carried values; later modules do not see the form."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from outrider.workers.errors import UsageError
 
 CSV = "csv"
 CSV_SUFFIXES = (".csv", ".tsv")
-# Of lines, each of which may have others.
+# Names that are remembered of lines, each of which may have others.
 MOST_NAMES = 1000
 OF_OPENAI = frozenset({"custom_id", "method", "url", "body"})
 
 
 class InputRows:
-    """Every row in order, streamed; a row that is wrong comes as a ``BadRow``. ``carried`` has each row's columns."""
+    """Every row in order, streamed; a row that is wrong is a ``BadRow``. ``carried`` collects the carried values."""
 
     def __init__(self, source: Source | ArrowSource, spec: JobSpec) -> None:
         self.carried = CarriedRows()
-        # Of tables all columns that are carried, of lines those that came so far.
+        # The carried columns: all of them for a table, those seen so far for lines.
         self.carried_names: tuple[str, ...] = ()
-        # What is neither carried nor read, likewise.
+        # The columns that are neither carried nor read, likewise.
         self.left_out: dict[str, None] = {}
         self._source, self._spec = source, spec
         self._columns = columns_of(spec)
 
     @property
     def of_table(self) -> bool:
-        """Whether the rows have columns in common, be there rows or not."""
+        """Whether the input is a table (CSV, Arrow), whose columns are known without rows."""
         if isinstance(self._source, ArrowSource):
             return True
         return self._spec.format == CSV or (self._spec.format == "auto" and self._source.suffix in CSV_SUFFIXES)
@@ -52,7 +52,7 @@ class InputRows:
         return self._lines(self._source, self._columns)
 
     def _lines(self, source: Source, columns: Columns) -> Iterator[Request | BadRow]:
-        mapped = _Mapped(columns, self.left_out)
+        mapped = _LineMapping(columns, self.left_out)
         names: dict[str, None] = {}
         read = unread = False
         for row in read_rows(source, self._spec.format, mapped):
@@ -66,7 +66,7 @@ class InputRows:
                 self.carried_names = tuple(names)
             self.carried.add(carried)
             yield row
-        # Lines that cannot be read may have it, and are told first where they are refused.
+        # A line that could not be parsed may have the missing column; without --skip-bad it is reported first.
         if not read or (unread and not self._spec.skip_bad):
             return
         for name in columns.carry or ():
@@ -108,14 +108,14 @@ class InputRows:
             raise UsageError(f"{name}: {error}") from None
 
 
-class _Mapped:
-    """What a line of JSON, or of text, becomes by columns."""
+class _LineMapping:
+    """The ``ColumnMapping`` of lines of JSON or text."""
 
     def __init__(self, columns: Columns, left_out: dict[str, None]) -> None:
         self._columns = columns
         self._left_out = left_out
         self.own_prompt = columns.own_prompt
-        # Of the names that are to be carried: those that are keys of a batch line, or of its body.
+        # Names of --carry that are keys of a batch line or of its body, which cannot be carried.
         self.not_carried: set[str] = set()
         self._carried: dict[str, Any] | None = None
 
@@ -144,7 +144,7 @@ class _Mapped:
             self._left_out |= dict.fromkeys(left_out)
 
     def taken(self) -> dict[str, Any] | None:
-        """What is carried of the line that was last looked at, once; None of one that could not be read."""
+        """The carried values of the line that was last mapped; None if the last line could not be parsed."""
         carried, self._carried = self._carried, None
         return carried
 
@@ -153,7 +153,7 @@ def _of_csv(row: CsvRow, columns: Columns) -> Request | BadRow:
     if row.values is None:
         return BadRow(str(row.line), row.line, row.problem)
     try:
-        # The prompt's own columns are texts as they are.
+        # Columns that the prompt is made of stay text.
         values = {
             name: from_text(name, text) if columns.is_key(name) and name not in columns.needed else text
             for name, text in row.values.items()
@@ -169,5 +169,5 @@ def _requested(columns: Columns, row: Mapping[str, Any], line: int, of_arrow: bo
         return columns.request(row, line, of_arrow)
     except RowError as error:
         return BadRow(id_of_bad(columns.claimed_id(row), line), line, str(error))
-    except Exception as error:  # one row is never the end of the others
+    except Exception as error:  # an unforeseen error fails this row alone
         return unexpected(id_of_bad(columns.claimed_id(row), line), line, "read", error)

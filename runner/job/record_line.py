@@ -1,4 +1,4 @@
-"""A record as a line of a file, the id that it has of its row, and what is written of a row that has failed."""
+"""Records as lines of results.jsonl and errors.jsonl: error records, ids and JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import hashlib
 import json
 from typing import Any
 
-# The codes of error records: the row is wrong, in OpenAI's words too long for the model, or outrider is wrong.
+# Codes of error records: the row is wrong; it is too long for the model (OpenAI's code); a fault of outrider.
 INVALID, TOO_LONG_FOR_MODEL, INTERNAL = "invalid_request", "context_length_exceeded", "internal_error"
 
 
 def error_line(row: int, custom_id: str, code: str, message: str) -> str:
-    # A path may hold bytes that are no UTF-8, which no file of text can.
+    # A path in the message may hold bytes that are not UTF-8.
     error = {"code": code, "message": message.encode(errors="backslashreplace").decode()}
     return as_line({"id": f"batch_req_{row_id(row, custom_id)}", "custom_id": custom_id, "response": None, "error": error})
 

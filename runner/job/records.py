@@ -1,4 +1,4 @@
-"""Rows that have ended, read from a job's journal one after the other, as Python and Parquet have them."""
+"""Ended rows as Python objects, streamed from a job's journal; for the Python interface and tables."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ class Choice:
     text: str
     finish_reason: str
     logprobs: dict[str, Any] | None
-    # What the model thought before it answered, where its chat template tells that apart.
+    # The model's reasoning before its answer, if its chat template marks it.
     reasoning: str | None = None
-    # As OpenAI has them: each an object with an "id" and a "function", whose "arguments" are JSON.
+    # In OpenAI's form: objects with an "id" and a "function", whose "arguments" are JSON text.
     tool_calls: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A row that has ended: with its answer, or with what was wrong.
+    """A row that has ended, with its answers or with its error.
 
-    ``tokens`` counts what was written, all answers together; ``text``, ``finish_reason``, ``logprobs``, ``reasoning`` and
-    ``tool_calls`` are those of the first answer. Of a row that failed they are empty, and ``error`` and ``error_code`` say
-    why.
+    ``tokens``: the number of generated tokens of all answers. ``text``, ``finish_reason``, ``logprobs``, ``reasoning`` and
+    ``tool_calls`` are those of the first answer. For a failed row they are empty, and ``error`` and ``error_code`` are set.
     """
 
     id: str
@@ -51,7 +50,7 @@ class Record:
     choices: tuple[Choice, ...] = ()
     error: str | None = None
     error_code: str | None = None
-    # Columns of the input that the output has, too, as JSON has them.
+    # Carried columns of the input, as JSON values.
     carried: dict[str, Any] = field(default_factory=dict)
 
 
@@ -78,14 +77,14 @@ def _ended(directory: Path, states: Sequence[int]) -> Iterator[Record]:
 
 
 def ended_rows(journal: Journal, states: Sequence[int]) -> Iterator[tuple[int, Record]]:
-    """Rows in input order, without what is carried of them."""
+    """Ended rows in input order, without their carried values."""
     return heapq.merge(*(_by_portions(journal, state) for state in states), key=itemgetter(0))
 
 
 def _by_portions(journal: Journal, state: int) -> Iterator[tuple[int, Record]]:
-    """Between two portions a job that runs may tidy up its log."""
+    """Read by portions: between two queries a running job can checkpoint its write-ahead log."""
     last = -1
-    while some := journal.records_behind(state, last, ROWS_AT_ONCE):
+    while some := journal.records_after(state, last, ROWS_AT_ONCE):
         for last, text in some:
             yield last, _record(json.loads(text))
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from outrider.runner.job.carried_columns import CarriedReader, spliced
+from outrider.runner.job.carried_columns import CarriedReader, with_carried
 from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
 from outrider.runner.job.record_line import as_line, error_line, row_id
 from outrider.workers.constraints.tool_forms import MISTRAL, calls_of
@@ -183,7 +183,7 @@ def write_results(journal: Journal, directory: Path) -> tuple[Path, Path]:
 
 def _lines(journal: Journal, state: int) -> Iterator[str]:
     carried = CarriedReader(journal)
-    return (spliced(record, carried.of(row)) for row, record in journal.whole_records(state))
+    return (with_carried(record, carried.of(row)) for row, record in journal.whole_records(state))
 
 
 def write_atomically(path: Path, lines: Iterable[str]) -> None:

@@ -28,8 +28,8 @@ from outrider.runner.job.carried_columns import (
     CarriedReader,
     arrow_schema,
     as_type,
+    distinct_names,
     json_columns,
-    names_apart,
 )
 from outrider.runner.job.directory import JOURNAL, check_apart, open_job, path_exists, read_description
 from outrider.runner.job.input import KEY as INPUT
@@ -167,7 +167,7 @@ def _write_jsonl(journal: Journal, stream: IO[bytes]) -> None:
     carried = CarriedReader(journal)
     for row, record in _rows(journal):
         others = carried.of(row)
-        called = names_apart(list(others), OWN)
+        called = distinct_names(list(others), OWN)
         line = {column.name: column.of(record) for column in FIRST}
         line |= {called[name]: value for name, value in others.items()}
         line |= {column.name: column.of(record) for column in LAST}
@@ -176,7 +176,7 @@ def _write_jsonl(journal: Journal, stream: IO[bytes]) -> None:
 
 def _write_csv(journal: Journal, stream: IO[bytes]) -> None:
     names = _carried_names(journal)
-    called = names_apart(names, OWN)
+    called = distinct_names(names, OWN)
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
     # Python before 3.13 does not quote a carriage return by itself, and whoever reads it takes it for a row's end.
@@ -359,7 +359,7 @@ class _ArrowTable:
         else:
             kinds = [as_written(self._pyarrow.nulls(0, field.type)).type for field in kept]
             fields = [field.with_type(kind).with_nullable(True) for field, kind in zip(kept, kinds, strict=True)]
-        called = names_apart([field.name for field in fields], OWN)
+        called = distinct_names([field.name for field in fields], OWN)
         fields = [field.with_name(called[field.name]) for field in fields]
         self._middle = self._pyarrow.schema(fields)
         self._from_arrow = kept is not None

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from outrider.runner.job.directory import JOURNAL, held, is_job
+from outrider.runner.job.directory import JOURNAL, is_job, job_lock
 from outrider.runner.job.journal import FAILED, Journal
 from outrider.runner.job.prompts import BadRow, lines_of, load_object
 from outrider.runner.job.requests import RowError, frame_of
@@ -94,7 +94,7 @@ def _admitted(asked: Message, line: Line, helper: TokenizerProcess) -> Message:
     directory = spec.out
     assert directory is not None
     try:
-        with held(directory):
+        with job_lock(directory):
             if spec.input.exists() and (
                 errors := list(islice(foreign_rows(spec.input, asked["endpoint"], asked["model"]), MOST_ERRORS))
             ):

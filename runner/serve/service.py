@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from outrider.runner.job.damage import gone, without_advice
-from outrider.runner.job.directory import JOURNAL, REPORT, held
+from outrider.runner.job.directory import JOURNAL, REPORT, job_lock
 from outrider.runner.job.journal import Counts
 from outrider.runner.job.lock import LOCK
 from outrider.runner.job.results import ERRORS, RESULTS, sync_folder
@@ -601,7 +601,7 @@ class Service:
         """None where no row was ever admitted."""
         directory, written = self._folders.batch(batch.id), None
         if (directory / JOURNAL).exists():
-            with held(directory):
+            with job_lock(directory):
                 written = write()
         if written is None and _has_begun(batch):
             raise gone(directory / JOURNAL)

@@ -51,18 +51,18 @@ class SharedDriver(DriverLoop):
 
     def offer(self) -> None:
         """There are rows of a new job, or of a single request."""
-        self._inform(schedule.RowsOffered())
+        self._tell_schedule(schedule.RowsOffered())
 
     def withdraw(self, job: Job) -> None:
         """Nothing more is done for this job, and what is under way is let go."""
         # Its places are given away at once, and not to its own rows.
         job.exhausted = True
-        self._inform(schedule.RowsWithdrawn(first_row(job.number), first_row(job.number + 1) - 1))
+        self._tell_schedule(schedule.RowsWithdrawn(first_row(job.number), first_row(job.number + 1) - 1))
 
     def withdraw_single(self, request: str) -> None:
         number = self.jobs.single.withdraw(request)
         if number is not None:
-            self._inform(schedule.RowsWithdrawn(number, number))
+            self._tell_schedule(schedule.RowsWithdrawn(number, number))
             self.jobs.single.forget(number)
 
     def _agree_on_path(self, path: dict[str, str]) -> None:
@@ -80,7 +80,7 @@ class SharedDriver(DriverLoop):
         for replica in self._replicas.values():
             replica.harvest(STREAMED_SECONDS)
 
-    def _look_around(self) -> None:
+    def _at_every_tick(self) -> None:
         while True:
             try:
                 act = self._inbox.get_nowait()

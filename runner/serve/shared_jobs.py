@@ -16,7 +16,7 @@ from outrider.runner.driving import schedule
 from outrider.runner.driving.job_record import JobRecord
 from outrider.runner.driving.replica import Replica
 from outrider.runner.job.damage import gone
-from outrider.runner.job.directory import JOURNAL, describe, held, is_job
+from outrider.runner.job.directory import JOURNAL, describe, is_job, job_lock
 from outrider.runner.job.identity import differences, kept_identity
 from outrider.runner.job.journal import Journal
 from outrider.runner.job.requests import MOST_SAMPLES
@@ -71,7 +71,7 @@ class Job:
         """What there is to tell of this run stands in the journal and in job.json."""
         with self.hold:
             try:
-                self.record.keep_all()
+                self.record.save_all()
                 told: dict[str, Any] = {
                     "pinning": list(self.record.pinned.values()),
                     "layouts": self.record.layouts,
@@ -129,7 +129,7 @@ class SharedJobs:
         if not is_job(directory):
             raise gone(directory / JOURNAL)
         with ExitStack() as hold:
-            hold.enter_context(held(directory))
+            hold.enter_context(job_lock(directory))
             journal = Journal(directory / JOURNAL)
             hold.callback(journal.close)
             for note in journal.check():
@@ -305,11 +305,11 @@ class SharedJobs:
 
     # What is kept beside rows
 
-    def keep_due(self) -> None:
+    def save_if_due(self) -> None:
         for job in list(self.jobs.values()):
-            self._or_give_up(job, job.record.keep_due)
+            self._or_give_up(job, job.record.save_if_due)
 
-    def keep_all(self) -> None:
+    def save_all(self) -> None:
         for job in list(self.jobs.values()):
             self._or_give_up(job, self.leave, job)
 

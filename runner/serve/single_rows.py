@@ -88,7 +88,7 @@ class SingleRows:
             self._end(row, self._partial_results.give_up(row, reason))
 
     def replica_stopped(self, replica: int) -> None:
-        self._partial_results.written.released(replica)
+        self._partial_results.partial_tokens.replica_gone(replica)
 
     def take(self, replica: Replica, harvest: Harvest) -> list[schedule.RowsEnded]:
         for some in harvest.written:

@@ -37,7 +37,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
     last = -1
     while True:
         with closing(Journal(path.with_name(JOURNAL), read_only=True)) as journal:
-            some = journal.records_behind(STATES[path.name], last, ROWS_AT_ONCE)
+            some = journal.records_after(STATES[path.name], last, ROWS_AT_ONCE)
         if not some:
             return
         last = some[-1][0]

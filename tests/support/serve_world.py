@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import uvicorn
 
-from outrider.runner.job.directory import JOURNAL, held
+from outrider.runner.job.directory import JOURNAL, job_lock
 from outrider.runner.job.journal import FailedRow, Journal, StoredRow
 from outrider.runner.job.prompts import BadRow, read_rows
 from outrider.runner.job.results import error_record, result_record
@@ -70,7 +70,7 @@ class FakeRunner:
     def do(self, batch: str, most: int) -> None:
         """So many rows more."""
         job = self.jobs[batch]
-        with held(job.directory), closing(Journal(job.directory / JOURNAL)) as journal:
+        with job_lock(job.directory), closing(Journal(job.directory / JOURNAL)) as journal:
             found = journal.pending(-1, most)
             rows = journal.load([row for row, _ in found]) if len(found) < 500 else self._all(journal)
             fails = [row for row in rows if "fail" in row.custom_id]

@@ -233,7 +233,7 @@ class Simulation:
         commands = self.schedule.handle(event)
         self.scheduling += thread_time() - began
         self.events += 1
-        self.most_held = max(self.most_held, self.schedule.held)
+        self.most_held = max(self.most_held, self.schedule.rows_known)
         self._perform(commands)
 
     def _perform(self, commands: list[schedule.Command]) -> None:

@@ -30,7 +30,7 @@ import pytest
 import outrider
 from outrider.runner import api, job_child, job_process, retry
 from outrider.runner.cli.main import main
-from outrider.runner.job.directory import held
+from outrider.runner.job.directory import job_lock
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.prompts import BadRow, read_rows
 from outrider.runner.job.results import error_record, result_record
@@ -377,7 +377,8 @@ TELLS_ITS_SIGNALS = (
 
 TELLS_ITS_OPTIONS = (
     "import sys; sys.path[:] = {path!r}; from outrider.runner import job_child, run_job\n"
-    "run_job.run_job = lambda spec, told, again: told.tell(note=f'{{len(spec.template)}} {{spec.seed}}') or sys.exit(0)\n"
+    "said = lambda spec: f'{{len(spec.template)}} {{spec.seed}}'\n"
+    "run_job.run_job = lambda spec, events, retry_failed: events.tell(note=said(spec)) or sys.exit(0)\n"
     "job_child.main()"
 )
 
@@ -633,7 +634,7 @@ def test_whatever_interrupts_a_call_that_waits_the_job_lets_its_rows_end(
 def test_a_job_that_another_process_has_gone_on_with_runs(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     job = api.Job(directory, child("tell(ended=0)", monkeypatch))
     assert (job.wait().status, job.cancel().status) == ("stopped", "stopped")
-    with held(directory):
+    with job_lock(directory):
         assert job.status == "running"
         with pytest.raises(TimeoutError, match=r"still runs after 0\.01 s"):
             job.wait(timeout=0.01)

@@ -31,7 +31,7 @@ from examples import examples
 from outrider.runner.cli.main import app, main
 from outrider.runner.job import carried_columns, tables
 from outrider.runner.job.admission import admit
-from outrider.runner.job.carried_columns import CarriedReader, CarriedRows, names_apart
+from outrider.runner.job.carried_columns import CarriedReader, CarriedRows, distinct_names
 from outrider.runner.job.directory import describe
 from outrider.runner.job.input import describe_input, open_input
 from outrider.runner.job.journal import FAILED, Counts, Journal
@@ -432,7 +432,7 @@ def test_arrow_portions_are_put_together(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_names_beside_ours() -> None:
-    assert names_apart(["label", "text", "input_text", "error"], OWN) == {
+    assert distinct_names(["label", "text", "input_text", "error"], OWN) == {
         "label": "label",
         "text": "input_input_text",
         "input_text": "input_text",
@@ -486,7 +486,7 @@ def test_journals_of_older_outriders_are_read_and_gone_on_with(tmp_path: Path) -
     db.executescript("DROP TABLE carried; DROP TABLE earlier_errors")
     db.close()
     reader = Journal(tmp_path / "job.db", read_only=True)
-    assert (list(reader.whole_records(FAILED)), reader.waiting_again(), reader.carried_behind(-1)) == ([], 0, None)
+    assert (list(reader.whole_records(FAILED)), reader.waiting_again(), reader.carried_after(-1)) == ([], 0, None)
     reader.close()
     assert write_table(tmp_path, tmp_path / "o.jsonl", JSONL).read_text() == ""
     journal = Journal(tmp_path / "job.db")

@@ -145,7 +145,7 @@ def test_whatever_a_lost_ray_raises_is_its_loss(world: World, journal: Journal, 
         raise RuntimeError("the object store is closed")
 
     made = driver(journal, hosts=LocalHost(lambda unplaced: [], lambda: "Ray was killed" if gone else None, lambda: None))
-    made._arrived = wait  # type: ignore[method-assign]
+    made._wait_for_answers = wait  # type: ignore[method-assign]
     with pytest.raises(RayLostError if lost else RuntimeError, match="killed" if lost else "store is closed"):
         made.run()
     assert journal.meta("totals")["ray_deaths"] == lost

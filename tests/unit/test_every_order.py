@@ -99,7 +99,7 @@ def test_tokens_that_are_kept_twice_are_found(monkeypatch: pytest.MonkeyPatch) -
             if (answer := self._partials.get(each.key)) is not None:
                 answer.tokens.extend(each.tokens)
 
-    monkeypatch.setattr(PartialTokenStore, "told", told)
+    monkeypatch.setattr(PartialTokenStore, "add_reported", told)
     assert "not as undisturbed" in complaint()
 
 

@@ -33,7 +33,7 @@ from outrider.runner.job.directory import (
     check_free,
     default_directory,
     describe,
-    held,
+    job_lock,
     open_job,
     read_description,
 )
@@ -56,8 +56,8 @@ from outrider.workers.models.model_memory import ModelMemory
 HOLDER = """
 import sys
 from pathlib import Path
-from outrider.runner.job.directory import held
-with held(Path(sys.argv[1])):
+from outrider.runner.job.directory import job_lock
+with job_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -79,7 +79,7 @@ def test_a_second_process_is_refused_and_told_who_is_first(tmp_path: Path) -> No
     assert is_held(directory)
     with (
         pytest.raises(JobHeldError, match=rf"job is being run by process {process.pid} on \S+; wait for it or stop it"),
-        held(directory),
+        job_lock(directory),
     ):
         pass
     assert is_held(directory), "asking must not free it"
@@ -88,26 +88,26 @@ def test_a_second_process_is_refused_and_told_who_is_first(tmp_path: Path) -> No
     process.stdin.close()
     process.stdout.close()
     assert not is_held(directory), "the kernel frees a killed holder's job"
-    with held(directory):
+    with job_lock(directory):
         assert is_held(directory)
     assert not is_held(directory)
 
 
 def test_the_name_of_an_earlier_longer_holder_is_gone(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("x" * 150)
-    with held(tmp_path):
+    with job_lock(tmp_path):
         assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
         assert "xx" not in (tmp_path / "lock").read_text()
 
 
 def test_a_directory_that_was_made_for_nothing_is_removed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="refused"), held(tmp_path / "new"):
+    with pytest.raises(UsageError, match="refused"), job_lock(tmp_path / "new"):
         raise UsageError("refused")
     assert not (tmp_path / "new").exists()
     (tmp_path / "old").mkdir()
-    with held(tmp_path / "old"):
+    with job_lock(tmp_path / "old"):
         pass
-    with held(tmp_path / "used"):
+    with job_lock(tmp_path / "used"):
         (tmp_path / "used" / "input").touch()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["input", "lock", "lock", "old", "used"]
 
@@ -117,7 +117,7 @@ def test_an_out_that_is_no_directory_is_called_that(name: str, tmp_path: Path) -
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     said = rf"^--out: {tmp_path / name} is no directory, or a link that leads to none; name another$"
-    with pytest.raises(UsageError, match=said), held(tmp_path / name):
+    with pytest.raises(UsageError, match=said), job_lock(tmp_path / name):
         raise AssertionError("it was held")
 
 
@@ -148,7 +148,7 @@ def test_a_directory_that_goes_while_it_is_looked_at_is_made_anew(
         return is_dir(path)
 
     monkeypatch.setattr(Path, "is_dir", gone)
-    with held(directory):
+    with job_lock(directory):
         assert looks
         assert is_held(directory)
     assert directory.exists() == again
@@ -160,7 +160,7 @@ def test_a_directory_that_goes_while_it_is_waited_for_is_made_anew(
 ) -> None:
     """Somebody else has made it for an input that is refused."""
     directory = tmp_path / "job"
-    other = held(directory)
+    other = job_lock(directory)
     other.__enter__()
     left = []
 
@@ -182,11 +182,11 @@ def test_a_directory_that_goes_while_it_is_waited_for_is_made_anew(
 
     monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(fcntl, "flock", flock_)
-    with held(directory):
+    with job_lock(directory):
         assert left
         monkeypatch.undo()
         assert is_held(directory), "it holds a lock that others see"
-        with pytest.raises(JobHeldError), held(directory):
+        with pytest.raises(JobHeldError), job_lock(directory):
             pass
     assert not directory.exists()
 
@@ -204,7 +204,7 @@ def test_whoever_asks_whether_a_job_is_held_keeps_nobody_from_holding_it(
         flock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", flock_)
-    with held(tmp_path):
+    with job_lock(tmp_path):
         assert not refusals
         assert is_held(tmp_path)
 
@@ -282,7 +282,7 @@ def test_a_place_that_cannot_be_a_job(tmp_path: Path) -> None:
     assert not is_held(tmp_path)
     (tmp_path / "lock").symlink_to(tmp_path / "none" / "lock")
     for place in (tmp_path, Path("/proc/outrider"), tmp_path / ("a" * 300), tmp_path / ("a" * 300) / "b"):
-        with pytest.raises(UsageError, match=r"--out: .* cannot be written: "), held(place):
+        with pytest.raises(UsageError, match=r"--out: .* cannot be written: "), job_lock(place):
             pass
 
 
@@ -333,7 +333,7 @@ def test_a_trace_that_cannot_be_written_is_told_before_the_rows_are_read(heard: 
 def test_a_lock_that_is_no_file_is_told(tmp_path: Path, kind: str, what: str) -> None:
     os.mkfifo(tmp_path / "lock") if kind == "pipe" else (tmp_path / "lock").mkdir()
     said = rf"/lock is {what}, and a file of that name is to be written: move it away$"
-    with pytest.raises(UsageError, match=said), held(tmp_path):
+    with pytest.raises(UsageError, match=said), job_lock(tmp_path):
         pass
 
 
@@ -344,7 +344,7 @@ def test_a_job_on_a_disk_that_is_read_only_is_told_without_an_option(
     (tmp_path / "job.db").touch()
     monkeypatch.setattr(os, "open", mock.Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
     said = rf"^{tmp_path} holds a job and cannot be written: Read-only file system; make it writable, or go on with a copy"
-    with pytest.raises(UsageError, match=said), held(tmp_path):
+    with pytest.raises(UsageError, match=said), job_lock(tmp_path):
         pass
 
 
@@ -359,7 +359,7 @@ def test_a_job_whose_input_was_refused_is_no_job_yet(tmp_path: Path) -> None:
 
 def test_a_job_that_is_being_started_is_said_to_be(tmp_path: Path) -> None:
     """Without its journal, and while that is filled."""
-    with held(tmp_path):
+    with job_lock(tmp_path):
         who = rf"process {os.getpid()} on \S+"
         said = rf"^{tmp_path} is being started by {who}: its input has not been accepted yet; wait until it is$"
         with pytest.raises(UsageError, match=said):
@@ -511,7 +511,7 @@ def test_a_full_disk_is_a_sentence_from_the_first_byte_on(tmp_path: Path, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(JobError, match=r"lock cannot be written: No space left on device"), held(tmp_path / "job"):
+    with pytest.raises(JobError, match=r"lock cannot be written: No space left on device"), job_lock(tmp_path / "job"):
         pass
 
 

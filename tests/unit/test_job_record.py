@@ -79,7 +79,7 @@ class SteadyJob:
             copy = replace(counters, accepted_lengths=list(lengths))
             record.take([(replica, Harvest(tuple(ended), copy, written=tuple(told)))])
             self.meanwhile(record, self._now - until + seconds)
-            record.keep_due()
+            record.save_if_due()
         return record
 
 
@@ -101,7 +101,7 @@ def test_a_killed_driver_has_spent_the_time_of_the_tokens_that_it_leaves(
     job = SteadyJob(journal, monkeypatch)
     job.live(50.0)
     assert journal.counts().pending == ROWS, "no row has ended"
-    job.live(1000.0).keep_all()
+    job.live(1000.0).save_all()
     summary = summarize(journal)
     assert summary["tokens"] == ROWS * 1200
     # Tokens of the last two seconds are lost, and their time with them.
@@ -157,10 +157,10 @@ def test_what_was_proposed_for_a_row_before_it_was_resumed_counts(
     """The draft is poor before a stop and good behind it: every figure tells of both."""
     fill(journal, 1200)
     job = SteadyJob(journal, monkeypatch)
-    job.live(50.0, held=0).keep_all()
+    job.live(50.0, held=0).save_all()
     told = dict(status_of(journal).totals)
     assert (told["proposed"], told["accepted"]) == (3000, 0), "of rows under way, too"
-    job.live(1000.0, held=3).keep_all()
+    job.live(1000.0, held=3).save_all()
     summary = summarize(journal)
     assert (summary["proposed"], summary["accepted"]) == (3600, 600)
     assert summary["acceptance"] == pytest.approx(600 / 3600, abs=1e-4)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from outrider.runner.job import journal_reading as reading
-from outrider.runner.job.directory import held, open_job, output_folder
+from outrider.runner.job.directory import job_lock, open_job, output_folder
 from outrider.runner.job.journal import Counts, Journal, StoredRow
 from outrider.workers.errors import JobError, UsageError
 
@@ -120,7 +120,7 @@ def test_what_was_rolled_back_is_not_read(tmp_path: Path, read_only: None) -> No
 
 
 def test_a_job_that_runs_is_never_read_past_its_log(job: Path, read_only: None) -> None:
-    with held(job), pytest.raises(JobError, match="cannot be used: unable to open database file"):
+    with job_lock(job), pytest.raises(JobError, match="cannot be used: unable to open database file"):
         open_job(job)
 
 

@@ -13,6 +13,7 @@ from outrider.runner.driving.lifecycle import (
     MOST_DRAFT_DEATHS,
     SIGN_SECONDS,
     AskHost,
+    AttachDraft,
     CoresOffered,
     Doubtful,
     Down,
@@ -26,7 +27,6 @@ from outrider.runner.driving.lifecycle import (
     HostLives,
     HostWillTell,
     Instruction,
-    IntroduceDraft,
     LeftOut,
     Lifecycle,
     Loss,
@@ -34,7 +34,7 @@ from outrider.runner.driving.lifecycle import (
     Note,
     NoteLeftOut,
     Place,
-    Record,
+    RecordLoss,
     Release,
     RestartWanted,
     Start,
@@ -45,7 +45,7 @@ from outrider.runner.driving.lifecycle import (
     TargetDied,
     TargetDiffers,
     TargetReady,
-    Tell,
+    TellSchedule,
     Tick,
     Up,
 )
@@ -53,9 +53,9 @@ from outrider.workers.errors import JobChangedError, JobError, LeaseError, Model
 
 DEADLINE, PATIENCE = 120.0, 600.0
 DIED = Failure(RuntimeError("died"), "its process died")
-UP = Tell(schedule.ReplicaUp(0, 8, 4))
-DOWN = Tell(schedule.ReplicaDown(0, "its process died"))
-TARGET_DIED = Record(Loss.TARGET, 0, "its process died")
+UP = TellSchedule(schedule.ReplicaUp(0, 8, 4))
+DOWN = TellSchedule(schedule.ReplicaDown(0, "its process died"))
+TARGET_DIED = RecordLoss(Loss.TARGET, 0, "its process died")
 
 
 def made(replicas: int = 1, up: Sequence[int] = ()) -> Lifecycle:
@@ -80,13 +80,13 @@ def test_replicas_are_started_and_come_up() -> None:
 
 
 def test_a_draft_is_introduced_whether_its_target_is_up_or_not() -> None:
-    assert told(made(), DraftReady(0)) == [IntroduceDraft(0)]
-    assert told(made(up=[0]), DraftReady(0)) == [IntroduceDraft(0)]
+    assert told(made(), DraftReady(0)) == [AttachDraft(0)]
+    assert told(made(up=[0]), DraftReady(0)) == [AttachDraft(0)]
 
 
 def test_a_dead_draft_is_started_again_until_it_dies_too_often() -> None:
     machine = made(up=[0])
-    recorded = Record(Loss.DRAFT, 0, "its process died")
+    recorded = RecordLoss(Loss.DRAFT, 0, "its process died")
     for _ in range(MOST_DRAFT_DEATHS - 1):
         assert told(machine, DraftDied(0, DIED)) == [recorded, StartDraft(0)]
     without = Note("replica 0 goes on without a draft, which died again and again: its process died")
@@ -98,8 +98,8 @@ def test_a_target_that_dies_is_in_doubt_until_its_host_has_told() -> None:
     machine = made(up=[0])
     assert told(machine, TargetDied(0, DIED, frozenset({7})), now=30.0) == [Stop(0), AskHost(0)]
     assert machine.state(0) == Doubtful(30.0, "its process died", frozenset({7}))
-    assert told(machine, HostWillTell(0)) == [Tell(schedule.ReplicaDoubtful(0))]
-    down = Tell(schedule.ReplicaDown(0, "its process died", frozenset({7})))
+    assert told(machine, HostWillTell(0)) == [TellSchedule(schedule.ReplicaDoubtful(0))]
+    down = TellSchedule(schedule.ReplicaDown(0, "its process died", frozenset({7})))
     assert told(machine, HostLives(0)) == [Stop(0), TARGET_DIED, down]
     assert (machine.state(0), machine.up) == (Down(), 0)
 
@@ -113,16 +113,19 @@ def test_a_target_that_is_ended_for_memory_comes_up_again_for_half_as_many_rows(
             Stop(0),
             AskHost(0),
             Stop(0),
-            Record(Loss.TARGET, 0, "memory was short"),
+            RecordLoss(Loss.TARGET, 0, "memory was short"),
             Place(0, plan),
             Note(f"replica 0 works on {said}: memory was short"),
-            Tell(schedule.ReplicaDown(0, "memory was short", rows_are_blamed=False)),
+            TellSchedule(schedule.ReplicaDown(0, "memory was short", rows_are_blamed=False)),
         ]
-        assert told(machine, RestartWanted(0), TargetReady(0)) == [Start(0), Tell(schedule.ReplicaUp(0, 2 * fewer, fewer))]
+        assert told(machine, RestartWanted(0), TargetReady(0)) == [
+            Start(0),
+            TellSchedule(schedule.ReplicaUp(0, 2 * fewer, fewer)),
+        ]
     # One row has the memory to itself: its death is held against it like any other.
     assert told(machine, TargetDied(0, short), HostLives(0))[3:] == [
-        Record(Loss.TARGET, 0, "memory was short"),
-        Tell(schedule.ReplicaDown(0, "memory was short")),
+        RecordLoss(Loss.TARGET, 0, "memory was short"),
+        TellSchedule(schedule.ReplicaDown(0, "memory was short")),
     ]
 
 
@@ -130,7 +133,9 @@ def test_a_start_that_memory_is_too_short_for_had_no_rows() -> None:
     machine = made(up=[0])
     told(machine, TargetDied(0, DIED), HostLives(0), RestartWanted(0))
     short = Failure(RuntimeError("died"), "memory was short", short_of_memory=True)
-    assert told(machine, StartFailed(0, short), HostLives(0))[-1] == Tell(schedule.ReplicaDown(0, "memory was short"))
+    assert told(machine, StartFailed(0, short), HostLives(0))[-1] == TellSchedule(
+        schedule.ReplicaDown(0, "memory was short")
+    )
 
 
 def test_where_nobody_can_be_asked_the_target_died_alone() -> None:
@@ -144,7 +149,7 @@ def test_a_target_that_lived_to_say_what_is_wrong_has_a_living_host() -> None:
 
 
 def test_a_host_that_goes_takes_its_target_without_blame() -> None:
-    gone = [Record(Loss.HOST, 0, "its process died"), Release(0), Stop(0), Tell(schedule.ReplicaLost(0))]
+    gone = [RecordLoss(Loss.HOST, 0, "its process died"), Release(0), Stop(0), TellSchedule(schedule.ReplicaLost(0))]
     machine = made(up=[0])
     assert told(machine, TargetDied(0, DIED), HostWillTell(0), HostGone(0))[3:] == gone
     assert (machine.state(0), machine.unplaced) == (Lost(), 1)
@@ -185,7 +190,7 @@ def test_cores_that_another_run_holds_are_waited_for() -> None:
         Note("replica 0 waits for cores: core 1 is held by process 5"),
         Release(0),
         Stop(0),
-        Tell(schedule.ReplicaLost(0)),
+        TellSchedule(schedule.ReplicaLost(0)),
     ]
     assert machine.state(0) == Lost()
 
@@ -199,8 +204,8 @@ def test_a_draft_whose_cores_another_run_holds_is_no_death_and_is_tried_again() 
         assert said == ([] if attempt else [Note("the draft of replica 0 waits for cores: core 1 is held by process 5")])
         assert told(machine, Tick(), now=now + DRAFT_AGAIN_SECONDS) == []
         assert told(machine, Tick(), Tick(), now=now + DRAFT_AGAIN_SECONDS + 0.1) == [StartDraft(0)]
-    assert told(machine, DraftReady(0)) == [IntroduceDraft(0)]
-    assert told(machine, DraftDied(0, DIED)) == [Record(Loss.DRAFT, 0, "its process died"), StartDraft(0)]
+    assert told(machine, DraftReady(0)) == [AttachDraft(0)]
+    assert told(machine, DraftDied(0, DIED)) == [RecordLoss(Loss.DRAFT, 0, "its process died"), StartDraft(0)]
     assert len(told(machine, DraftDied(0, Failure(held, str(held), raised=True)))) == 1, "it waits once more"
 
 
@@ -221,10 +226,10 @@ def test_cores_that_come_free_go_to_the_replica_that_lost_its_own_and_then_to_ne
     told(machine, TargetDied(0, DIED), HostGone(0))
     other = replace(PLAN, replica_spec=replace(PLAN.replica_spec, batch=3))
     assert told(machine, CoresOffered(other)) == [Place(0, other), Start(0)]
-    assert told(machine, CoresOffered(other)) == [Place(2, other), Tell(schedule.ReplicaAdded(2)), Start(2)]
+    assert told(machine, CoresOffered(other)) == [Place(2, other), TellSchedule(schedule.ReplicaAdded(2)), Start(2)]
     assert told(machine, TargetReady(0), TargetReady(2)) == [
-        Tell(schedule.ReplicaUp(0, 6, 3)),
-        Tell(schedule.ReplicaUp(2, 6, 3)),
+        TellSchedule(schedule.ReplicaUp(0, 6, 3)),
+        TellSchedule(schedule.ReplicaUp(2, 6, 3)),
     ]
     assert (machine.up, machine.unplaced) == (3, 0)
 
@@ -249,7 +254,7 @@ def test_of_a_target_and_its_draft_each_has_to_have_come_up() -> None:
 def test_a_target_that_cannot_be_read_any_more_is_a_death_like_any_other() -> None:
     """Its file system may have gone away for a minute: the other replicas have their targets in memory."""
     machine = made(2, up=[0, 1])
-    died = [Stop(0), Record(Loss.TARGET, 0, str(WRONG)), Tell(schedule.ReplicaDown(0, str(WRONG)))]
+    died = [Stop(0), RecordLoss(Loss.TARGET, 0, str(WRONG)), TellSchedule(schedule.ReplicaDown(0, str(WRONG)))]
     assert told(machine, TargetDied(0, REFUSED)) == died
     assert told(machine, RestartWanted(0), StartFailed(0, REFUSED)) == [Start(0), *died]
     assert machine.state(1) == Up()
@@ -258,7 +263,7 @@ def test_a_target_that_cannot_be_read_any_more_is_a_death_like_any_other() -> No
 def test_without_a_draft_that_cannot_be_read_any_more_the_target_goes_on() -> None:
     machine = made(2, up=[0, 1])
     told(machine, DraftReady(1))
-    recorded = Record(Loss.DRAFT, 0, str(WRONG))
+    recorded = RecordLoss(Loss.DRAFT, 0, str(WRONG))
     for _ in range(MOST_DRAFT_DEATHS - 1):
         assert told(machine, DraftDied(0, REFUSED)) == [recorded, StartDraft(0)]
     without = Note(f"replica 0 goes on without a draft, which died again and again: {WRONG}")
@@ -269,7 +274,7 @@ def test_without_a_draft_that_cannot_be_read_any_more_the_target_goes_on() -> No
 def test_a_target_that_computes_otherwise_is_not_used_and_may_have_other_cores() -> None:
     machine = made(2, up=[1])
     difference = JobChangedError("avx512 then, avx2 now")
-    left_out = [NoteLeftOut(0, difference), Stop(0), Tell(schedule.ReplicaLost(0))]
+    left_out = [NoteLeftOut(0, difference), Stop(0), TellSchedule(schedule.ReplicaLost(0))]
     assert told(machine, TargetDiffers(0, difference)) == left_out
     assert told(machine, CoresOffered(PLAN)) == [Place(0, PLAN), Start(0)]
 
@@ -277,7 +282,7 @@ def test_a_target_that_computes_otherwise_is_not_used_and_may_have_other_cores()
 def test_a_target_with_other_weights_is_not_tried_again() -> None:
     machine = made(2, up=[1])
     changed = JobChangedError("the files have changed")
-    left_out = [NoteLeftOut(0, changed), Stop(0), Tell(schedule.ReplicaLost(0))]
+    left_out = [NoteLeftOut(0, changed), Stop(0), TellSchedule(schedule.ReplicaLost(0))]
     assert told(machine, StartFailed(0, Failure(changed, "", raised=True))) == left_out
     assert (machine.state(0), machine.unplaced) == (LeftOut(), 0)
     assert told(machine, CoresOffered(PLAN))[0] == Place(2, PLAN)
@@ -310,9 +315,9 @@ def test_a_start_that_takes_too_long_is_a_death_where_one_has_come_up() -> None:
     machine = made(2, up=[1])
     assert told(machine, Tick(), now=DEADLINE + 1) == [Stop(0), AskHost(0)]
     _, recorded, down = told(machine, HostLives(0))
-    assert isinstance(recorded, Record)
+    assert isinstance(recorded, RecordLoss)
     assert recorded.reason.startswith("the target of replica 0 is not up after 120 s")
-    assert down == Tell(schedule.ReplicaDown(0, recorded.reason))
+    assert down == TellSchedule(schedule.ReplicaDown(0, recorded.reason))
 
 
 def test_a_job_without_any_place_gives_up_in_the_end() -> None:

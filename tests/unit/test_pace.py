@@ -161,7 +161,7 @@ def test_what_is_read_twice_is_counted() -> None:
     results.add([row(0)], [], replica=1)
     told(1, 0, 1, 8)
     assert counters.read_again == 0, "a copy of a late row, for which nobody died or stopped"
-    results.written.released(0)
+    results.partial_tokens.replica_gone(0)
     results.add([row(0), row(1)], [], replica=0)
     assert counters.read_again == 0, "sent is not read"
     told(0, 0, 1, 8)

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.runner.job.input import KEY, describe_input, digest_of_resumed_input, open_input
 from outrider.runner.job.journal import Journal, StoredRow
-from outrider.runner.job.piped_input import KEPT, is_piped, take
+from outrider.runner.job.piped_input import KEPT, is_piped, read_piped
 from outrider.runner.job.source import Source
 from outrider.workers.errors import JobError, UsageError
 
@@ -84,7 +84,7 @@ def test_a_pipe_is_kept_whole_and_then_is_the_input(fifo: Path, job: Path) -> No
 def test_a_named_pipe_that_nobody_writes_into_is_waited_for_only_at_first(fifo: Path, job: Path) -> None:
     (job / KEPT).write_bytes(b"kept\n")
     assert list(opened(fifo, job).lines()) == [b"kept\n"]
-    assert take(fifo, job, awaited=False, keep=False, say=quiet) is None
+    assert read_piped(fifo, job, awaited=False, keep=False, say=quiet) is None
 
 
 def test_a_pipe_that_comes_again_is_compared_and_not_kept(fifo: Path, job: Path, resumed: Journal) -> None:
@@ -134,7 +134,7 @@ def test_a_device_and_a_full_disk_are_sentences(job: Path, fifo: Path, monkeypat
     with pytest.raises(UsageError, match=r"^/dev/zero is no file and no pipe; give a file of prompts"):
         open_input(Path("/dev/zero"), job, quiet)
     with pytest.raises(UsageError, match=r"cannot be read: No such device or address|cannot be read: No such file"):
-        take(Path("/dev/fd/977"), job, awaited=True, keep=True, say=quiet)
+        read_piped(Path("/dev/fd/977"), job, awaited=True, keep=True, say=quiet)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.runner.cli.main import app
-from outrider.runner.job.directory import held
+from outrider.runner.job.directory import job_lock
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.results import error_record
 from outrider.runner.report import statistics
@@ -193,7 +193,7 @@ def test_a_job_of_many_replicas_stays_legible(job: Path) -> None:
 
 def test_the_command_works_on_a_running_job_and_on_a_stopped_one(job: Path) -> None:
     work(job)
-    with held(job):
+    with job_lock(job):
         done = CliRunner().invoke(app, ["report", str(job)])
         assert done.exit_code == 0, done.output
         assert done.output.strip() == str(job / "report.html")

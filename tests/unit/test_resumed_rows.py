@@ -51,8 +51,8 @@ def test_rows_that_lose_their_target_again_and_again_end_as_if_they_had_not(
             target.add([written.resumed(row, replica) for row in rows if row.key not in ended])
             for _ in range(rounds):
                 ended.update({one.key: one for one in ([] if target.idle else target.round())})
-                written.told(replica, target.written())
-            written.released(replica)
+                written.add_reported(replica, target.written())
+            written.replica_gone(replica)
         last = verifier(FakeEngine(CONTEXT), Nonsense(seed), batch, draft_tokens)
         left = [written.resumed(row, len(lives)) for row in rows if row.key not in ended]
         ended.update(finish(last, left))
@@ -260,24 +260,24 @@ def test_of_two_replicas_with_the_same_row_one_is_listened_to() -> None:
     written = PartialTokenStore()
     row = Row(0, (1,), 9)
     assert written.resumed(row, 1).resumed == ()
-    written.told(1, [PartialTokens(0, 0, (5, 6))])
+    written.add_reported(1, [PartialTokens(0, 0, (5, 6))])
     assert written.resumed(row, 2).resumed == (5, 6)
-    written.told(2, [PartialTokens(0, 2, (9, 9))])
-    written.told(1, [PartialTokens(0, 2, (7,))])
-    written.told(1, [PartialTokens(0, 9, (8,))])  # a harvest between has been lost
-    written.told(1, [PartialTokens(4, 0, (8,))])  # a row that has ended
+    written.add_reported(2, [PartialTokens(0, 2, (9, 9))])
+    written.add_reported(1, [PartialTokens(0, 2, (7,))])
+    written.add_reported(1, [PartialTokens(0, 9, (8,))])  # a harvest between has been lost
+    written.add_reported(1, [PartialTokens(4, 0, (8,))])  # a row that has ended
     assert written.resumed(row, 3).resumed == (5, 6, 7)
-    written.released(1)
+    written.replica_gone(1)
     assert written.resumed(row, 3).resumed == (5, 6, 7)
-    written.told(3, [PartialTokens(0, 3, (1,))])
+    written.add_reported(3, [PartialTokens(0, 3, (1,))])
     assert written.resumed(row, 4).resumed == (5, 6, 7, 1)
 
 
 def test_an_answer_that_differs_from_what_is_kept_is_not_mixed_with_it() -> None:
     written = PartialTokenStore()
     written.resumed(Row(0, (1,), 9), 1)
-    written.told(1, [PartialTokens(0, 0, (5, 6))])
-    written.ended(RowResult(0, (5, 9, 9), "", "stop", 1, 0, 0, 0.1))
+    written.add_reported(1, [PartialTokens(0, 0, (5, 6))])
+    written.sample_ended(RowResult(0, (5, 9, 9), "", "stop", 1, 0, 0, 0.1))
     assert written.resumed(Row(0, (1,), 9), 2).resumed == (5, 6)
 
 
@@ -285,9 +285,9 @@ def test_what_the_journal_gets_is_bounded_in_bytes() -> None:
     written = PartialTokenStore(most_bytes=100)
     for key in (0, 128):
         written.resumed(Row(key, (1,), 99), 1)
-    written.told(1, [PartialTokens(0, 0, (1,) * 30)])
+    written.add_reported(1, [PartialTokens(0, 0, (1,) * 30)])
     assert [piece.row for piece in written.to_keep()] == [0]
-    written.told(1, [PartialTokens(128, 0, (2,) * 3), PartialTokens(0, 30, (1,))])
+    written.add_reported(1, [PartialTokens(128, 0, (2,) * 3), PartialTokens(0, 30, (1,))])
     assert written.to_keep() == []
     written.forget(0, 1)
     assert written.to_keep() == [KeptTokens(1, 0, 0, (2, 2, 2))]

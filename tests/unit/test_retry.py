@@ -76,8 +76,8 @@ def test_a_record_takes_the_place_of_the_error(journal: Journal) -> None:
 
 def test_portions_of_errors_have_those_that_wait(journal: Journal) -> None:
     journal.put_back_failed()
-    assert [row for row, _ in journal.records_behind(FAILED, -1, 2)] == [1, 2]
-    assert [row for row, _ in journal.records_behind(FAILED, 2, 2)] == [4]
+    assert [row for row, _ in journal.records_after(FAILED, -1, 2)] == [1, 2]
+    assert [row for row, _ in journal.records_after(FAILED, 2, 2)] == [4]
 
 
 def test_rows_with_the_id_of_another_are_not_run(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_command_takes_options_before_the_job_and_behind_it(
     journal: Journal, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, asked = described(journal), list[tuple[JobSpec, bool]]()
-    monkeypatch.setattr(run_job, "run", lambda spec, as_json, again: asked.append((spec, as_json)) or 0)
+    monkeypatch.setattr(run_job, "run", lambda spec, as_json, retry_failed: asked.append((spec, as_json)) or 0)
     done = CliRunner().invoke(app, ["retry", *(str(directory) if word == "JOB" else word for word in words)])
     assert done.exit_code == 0, done.output
     [(spec, as_json)] = asked

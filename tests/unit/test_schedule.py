@@ -8,7 +8,7 @@ from outrider.runner.driving import schedule as module
 from outrider.runner.driving.schedule import (
     FETCH,
     MOST_ATTEMPTS,
-    MOST_BLAMED_IN_A_ROW,
+    MOST_BLAMED_IN_SUCCESSION,
     MOST_IDLE_DEATHS,
     Cancel,
     Drain,
@@ -148,7 +148,7 @@ def test_rows_that_are_blamed_with_good_ones_between_them_are_not_in_succession(
     schedule = Schedule([0])
     schedule.start()
     schedule.handle(ReplicaUp(0, 1, 1))
-    for row in range(0, 4 * MOST_BLAMED_IN_A_ROW, 2):
+    for row in range(0, 4 * MOST_BLAMED_IN_SUCCESSION, 2):
         schedule.handle(fetched(row, exhausted=False, attempts=MOST_ATTEMPTS - 1))
         commands = schedule.handle(ReplicaDown(0, "boom"))
         assert [type(command) for command in commands] == [RecordAttempts, FailRow, Restart]
@@ -370,7 +370,7 @@ def test_a_replica_in_doubt_gets_no_rows() -> None:
     assert schedule.handle(Tick(1000.0)) == [Send(1, (0,))]
     schedule = resumed(replicas=1)
     schedule.handle(ReplicaDoubtful(0))
-    assert schedule.held == 0
+    assert schedule.rows_known == 0
 
 
 @pytest.mark.parametrize("answer", [ReplicaDown(0, "boom"), ReplicaLost(0)])
@@ -426,7 +426,7 @@ def test_one_that_stays_open_waits_for_more_rows() -> None:
 def test_rows_that_are_withdrawn_are_cancelled_or_never_sent() -> None:
     schedule = resumed(0, 1, 10, 11, 12, replicas=2, capacity=2)
     assert schedule.handle(RowsWithdrawn(10, 19)) == [Cancel(1, (10, 11))]
-    assert schedule.held == 2
+    assert schedule.rows_known == 2
     assert schedule.handle(RowsEnded(0, (0, 1))) == [Finish()]
 
 

@@ -155,7 +155,7 @@ def test_rows_are_not_all_blamed_for_a_machine_that_kills_everything() -> None:
         rows=200, replicas=1, capacity=4, poison=set(), deaths=0.0, dice=random.Random(0), broken={0}
     )
     assert ended == set()
-    assert len(failed) <= schedule.MOST_BLAMED_IN_A_ROW
+    assert len(failed) <= schedule.MOST_BLAMED_IN_SUCCESSION
     assert reason is not None
 
 

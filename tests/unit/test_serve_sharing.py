@@ -235,7 +235,7 @@ def test_what_a_killed_process_proposed_for_a_row_counts(monkeypatch: pytest.Mon
             written = (PartialTokens(row.key, proposed - 20, tokens[:30], (), proposed, proposed // 10),)
             counters = TargetCounters(seconds=1.0, tokens=30, proposed=proposed, accepted=proposed // 10)
             shared.jobs.take([(Replica(0, PLAN), Harvest((), counters, written=written))])
-        shared.jobs.keep_due()
+        shared.jobs.save_if_due()
         job.hold.close()  # without a word of its end
     summary = summary_of(shared, job)
     assert (summary["proposed"], summary["accepted"], summary["tokens"]) == (80, 11, 100)
