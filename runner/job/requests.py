@@ -1,4 +1,4 @@
-"""What one row of a job asks for: parameters as OpenAI's clients and simple lines spell them, strictly checked."""
+"""One row's request: prompt, parameters and constraint, from a line of OpenAI's batch format or a simple line, checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.runner.job.constraints import BadShape, Constraint, constraint_of
 from outrider.runner.job.tools import CHOICE, PARALLEL, TOOLS, Choice, calls_made, in_order_of_calls, tools_of
 from outrider.runner.validation_errors import must, short, shown, where
 
-# What clients send of their own accord and that changes nothing here, with the values that are harmless.
+# Keys that clients send by default, with the values that change nothing here; any other value is an error.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "stream_options": (),
@@ -29,7 +29,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "functions": ([],),
 }
-# The same, of bodies alone: a table's column of such a name is somebody's data.
+# The same for bodies of batch lines only: in a table a column of this name is data.
 HARMLESS_IN_BODIES: dict[str, tuple[Any, ...]] = {"modalities": (["text"],), "function_call": ("none", "auto")}
 IGNORED: dict[str, tuple[type, str]] = {
     "model": (str, "a text"),
@@ -42,8 +42,8 @@ IGNORED: dict[str, tuple[type, str]] = {
     "prompt_cache_retention": (str, "a text"),
     "prompt_cache_options": (dict, "an object"),
 }
-# What a message may hold besides what we read of it, with the values that say nothing; any other is refused by name.
-SILENT_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
+# Keys of a message that are not read, with the values that say nothing; any other value is refused by name.
+HARMLESS_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
     "refusal": (None,),
     "audio": (None,),
     "annotations": (None, []),
@@ -54,10 +54,10 @@ MOST_STOPS = 16
 MOST_STOP_TOKENS = 128
 MOST_SAMPLES = 128
 MOST_LOGPROBS = 20
-# Of the keys of a line that has no prompt.
+# Keys that an error names of a line without a prompt.
 MOST_SHOWN = 6
 
-# A whole number is one as well; true and false are none.
+# StrictFloat accepts whole numbers, but not true and false.
 Number = StrictFloat
 
 
@@ -81,7 +81,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Message(_Strict):
-    """``content`` is empty where only tools are called."""
+    """One message of a conversation; ``content`` is empty if the message only calls tools."""
 
     role: Role
     content: StrictStr
@@ -91,9 +91,9 @@ class Message(_Strict):
 
 
 class Parameters(_Strict):
-    """How a row is continued; None leaves it to the job's own default.
+    """The sampling parameters of a row; None: the job's default.
 
-    ``logprobs`` is how many of the likeliest tokens to tell of beside each token written, in chats as in completions.
+    ``logprobs``: how many of the likeliest tokens are reported for each generated token, in chats and completions alike.
     """
 
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -124,8 +124,7 @@ class Parameters(_Strict):
 
 
 PROMPTS = ("prompt", "messages")
-# What a row may hold. Keys that OpenAI's clients send and that change nothing are none: a column
-# called "model" or "user" is somebody's data.
+# The keys of a simple line or table row. IGNORED ones are not among them: a column called "model" or "user" is data.
 KEYS = frozenset(
     {"id", *PROMPTS, "max_completion_tokens", "top_logprobs", "chat_template_kwargs", "reasoning_effort"}
     | {"structured_outputs", "response_format", "tools", "tool_choice", "parallel_tool_calls"}
@@ -142,17 +141,17 @@ class Request(_Strict):
     prompt: str | None = None
     prompt_tokens: tuple[int, ...] | None = None
     messages: tuple[Message, ...] | None = None
-    # What the row gives to the chat template beside its messages.
+    # Further variables for the chat template.
     template_options: dict[str, Any] = {}
-    # What the answer may call, as the template is given it, and whether it must.
+    # Tools as the chat template gets them, and whether one must be called.
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: Choice = "auto"
     parameters: Parameters = Parameters()
-    # What the answer must be (`runner/job/constraints.py`, `runner/job/tools.py`).
+    # The constraint on the answer (`runner/job/constraints.py`, `runner/job/tools.py`).
     constraint: dict[str, Any] | None = None
-    # What the row's author thinks will answer; the job's own model does.
+    # The model that the row names; the job's own model answers whatever it says.
     model: str | None = None
-    # What the author thinks the answer will be ("": nothing).
+    # OpenAI's "prediction": text that the answer may repeat, searched for candidates ("": none).
     prediction: str = ""
 
 
@@ -161,7 +160,7 @@ class RowError(ValueError):
 
 
 def frame_of(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The id and the body of a line of OpenAI's batch format: what stands around the body is checked, and no more."""
+    """The id and the body of a line of OpenAI's batch format; the body itself is not checked here."""
     unknown = sorted(entry.keys() - {"custom_id", "method", "url", "body"})
     if unknown:
         raise RowError(f'unknown key "{unknown[0]}"; a batch line has "custom_id", "method", "url" and "body"')
@@ -181,11 +180,11 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
     """A line of OpenAI's batch format."""
     custom_id, body = frame_of(entry)
     url = entry.get("url")
-    for key, (kind, called) in IGNORED.items():
+    for key, (kind, kind_name) in IGNORED.items():
         if body.get(key) is not None and not isinstance(body[key], kind):
-            raise RowError(f'"{key}" must be {called}, got {shown(body[key])}')
+            raise RowError(f'"{key}" must be {kind_name}, got {shown(body[key])}')
     fields, model = _clean(body), _model(body)
-    _without(HARMLESS_IN_BODIES, fields)
+    _drop_harmless(HARMLESS_IN_BODIES, fields)
     prediction = _prediction(fields)
     if url == "/v1/completions":
         if "messages" in fields:
@@ -205,7 +204,7 @@ def parse_openai(entry: dict[str, Any], line: int) -> Request:
 def parse_simple(entry: dict[str, Any], line: int, may_have_columns: bool = False) -> Request:
     """A line such as ``{"id": …, "prompt": …, "max_tokens": …}``, or with "messages" in place of "prompt".
 
-    ``may_have_columns``: options of the command would read what is no key of a row, and errors say which.
+    ``may_have_columns``: the command has options for columns, and errors about unknown keys name them.
     """
     fields, model = _clean(entry), _model(entry)
     custom_id = fields.pop("id", None)
@@ -228,7 +227,7 @@ def parse_simple(entry: dict[str, Any], line: int, may_have_columns: bool = Fals
 
 
 def _no_columns(others: list[str], has_prompt: bool) -> None:
-    """Refuse what is no key of a row, and say which option reads it."""
+    """Refuse unknown keys, with the option that would read them."""
     if others and not has_prompt:
         names = ", ".join(f'"{short(name)}"' for name in others[:MOST_SHOWN]) + (", …" if len(others) > MOST_SHOWN else "")
         raise RowError(f'"prompt" is missing: --prompt-column NAME takes it from another key (this line has {names})')
@@ -239,22 +238,22 @@ def _no_columns(others: list[str], has_prompt: bool) -> None:
         )
 
 
-def _among(value: Any, harmless: tuple[Any, ...]) -> bool:
-    """True is no 1 here, and 0 not false."""
+def _is_one_of(value: Any, harmless: tuple[Any, ...]) -> bool:
+    """Like ``in``, but True is not 1, and False not 0."""
     return any(type(value) is type(each) and value == each for each in harmless)
 
 
-def _without(known: dict[str, tuple[Any, ...]], fields: dict[str, Any]) -> None:
-    """Drop what says what is so anyway."""
+def _drop_harmless(known: dict[str, tuple[Any, ...]], fields: dict[str, Any]) -> None:
+    """Remove keys whose values change nothing; an error for any other value."""
     for key, harmless in known.items():
-        if key in fields and not _among(value := fields.pop(key), harmless):
+        if key in fields and not _is_one_of(value := fields.pop(key), harmless):
             raise RowError(f'"{key}" = {shown(value)} is not supported; remove it')
 
 
 def _clean(body: dict[str, Any]) -> dict[str, Any]:
-    """The fields that matter, without nulls and without what changes nothing."""
+    """The fields without nulls, ignored keys and harmless values."""
     fields = {key: value for key, value in body.items() if value is not None and key not in IGNORED}
-    _without(HARMLESS, fields)
+    _drop_harmless(HARMLESS, fields)
     if "max_completion_tokens" in fields:
         if "max_tokens" in fields:
             raise RowError('"max_tokens" and "max_completion_tokens" mean the same; give one')
@@ -300,7 +299,10 @@ def _chat(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _template_options(fields: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM's clients spell them, and OpenAI's ``reasoning_effort``. Whether the template knows them, it says itself."""
+    """Variables for the chat template: vLLM's ``chat_template_kwargs`` and OpenAI's ``reasoning_effort``.
+
+    A template that does not read one of them is found out when the conversation is rendered.
+    """
     options = fields.pop("chat_template_kwargs", {})
     if not isinstance(options, dict):
         raise RowError(
@@ -337,7 +339,7 @@ def _messages(fields: dict[str, Any]) -> tuple[Message, ...]:
 
 
 def _message(place: str, message: object) -> dict[str, Any]:
-    """Nothing of a message is left out: what the model would not see is refused."""
+    """Check one message. A key that the model would not see is refused, not dropped."""
     if not isinstance(message, dict):
         raise RowError(f"{place} must be an object, got {shown(message)}")
     message = dict(message)
@@ -346,9 +348,9 @@ def _message(place: str, message: object) -> dict[str, Any]:
     if calls is not None and message.get("content") is None:
         message["content"] = ""
     for key in message.keys() - {"role", "content", "name"}:
-        if key not in SILENT_IN_MESSAGES:
+        if key not in HARMLESS_IN_MESSAGES:
             raise RowError(f'{place}: unknown key "{short(key)}"; remove it')
-        if message[key] not in SILENT_IN_MESSAGES[key]:
+        if message[key] not in HARMLESS_IN_MESSAGES[key]:
             raise RowError(f'{place}: "{key}" is not supported; remove it')
     for key in ("role", "content"):
         if key not in message:
@@ -370,7 +372,7 @@ def _message(place: str, message: object) -> dict[str, Any]:
 
 
 def _content(place: str, content: object) -> str:
-    """A text, which may come as a list of parts."""
+    """The text of a message's content, given as text or as a list of text parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -383,7 +385,7 @@ def _text_of_part(place: str, part: object) -> str:
         raise RowError(f'{place} must be an object such as {{"type": "text", "text": …}}, got {shown(part)}')
     if part.get("type") != "text":
         raise RowError(f'{place}: only parts of the "type" "text" are supported, got {shown(part.get("type"))}')
-    # Where OpenAI's cache of prompts may end changes no text.
+    # "prompt_cache_breakpoint" is about OpenAI's own prompt cache, and changes no text.
     if unknown := sorted(part.keys() - {"type", "text", "prompt_cache_breakpoint"}):
         raise RowError(f'{place}: unknown key "{short(unknown[0])}"; remove it')
     text = part.get("text")
@@ -393,7 +395,7 @@ def _text_of_part(place: str, part: object) -> str:
 
 
 def _completion_logprobs(fields: dict[str, Any]) -> None:
-    """In a completion, "logprobs" is the number."""
+    """In a completion "logprobs" is the number of tokens."""
     if fields.get("top_logprobs"):
         raise RowError('"top_logprobs" belongs to chats; a completion takes "logprobs" with a number')
     fields.pop("top_logprobs", None)
@@ -403,7 +405,7 @@ def _completion_logprobs(fields: dict[str, Any]) -> None:
 
 
 def _chat_logprobs(fields: dict[str, Any]) -> None:
-    """In a chat, "logprobs" is true or false, and "top_logprobs" the number."""
+    """In a chat "logprobs" is true or false, and "top_logprobs" the number of tokens."""
     wanted, top = fields.pop("logprobs", False), fields.pop("top_logprobs", 0)
     if not isinstance(wanted, bool):
         raise RowError(f'"logprobs" of a chat must be true or false (the number is "top_logprobs"), got {shown(wanted)}')
@@ -420,7 +422,7 @@ def _no_echo(fields: dict[str, Any]) -> None:
 
 
 def _prediction(fields: dict[str, Any]) -> str:
-    """What the author expects the answer to be: candidates where texts are looked into, which change nothing."""
+    """OpenAI's "prediction": text that lookup and suffixes search for candidates; it changes no text."""
     if (prediction := fields.pop("prediction", None)) is None:
         return ""
     if not isinstance(prediction, dict) or prediction.keys() != {"type", "content"} or prediction["type"] != "content":
@@ -437,14 +439,14 @@ def _count_of_logprobs(key: str, value: object) -> int:
 
 
 def _asked(fields: dict[str, Any], of_tools: Constraint | None = None) -> dict[str, Any]:
-    """How the row is to be continued, and what the answer must be, if its tools do not say that."""
+    """The row's parameters, and its constraint, which may come from its tools."""
     try:
         constraint = constraint_of(fields) or of_tools
     except BadShape as error:
         raise RowError(str(error)) from None
     parameters = _parameters(fields)
     if constraint is not None:
-        # Either would have the answer go on where it must end.
+        # Either would let the answer go on after the constraint's end.
         for key, given in (("min_tokens", parameters.min_tokens), ("ignore_eos", parameters.ignore_eos)):
             if given:
                 raise RowError(
@@ -454,7 +456,7 @@ def _asked(fields: dict[str, Any], of_tools: Constraint | None = None) -> dict[s
 
 
 def _parameters(fields: dict[str, Any]) -> Parameters:
-    # Nothing but the prompt is asked for.
+    # "echo" with "max_tokens": 0 asks for the prompt's own tokens only.
     echo_alone = fields.get("echo") is True and fields.get("max_tokens") == 0 and type(fields["max_tokens"]) is int
     if echo_alone:
         del fields["max_tokens"]

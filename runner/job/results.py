@@ -1,6 +1,6 @@
-"""Output in OpenAI's batch format: one record a row, written in input order, all or nothing.
+"""Results in OpenAI's batch format: a record per row, and files of them in input order that are replaced atomically.
 
-A record holds nothing that two runs of the same job could differ in: ids are derived from the row, there is no clock.
+Records are the same in two runs of a job: ids are derived from the row, and "created" is 0.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from outrider.workers.messages import Logprobs, RowResult
 from outrider.workers.models.reasoning import Split, split
 
 RESULTS, ERRORS = "results.jsonl", "errors.jsonl"
-# A file that was made this long ago has been locked by its writer, if that one lives.
-SCRAP_SECONDS = 60.0
+# A writer locks its temporary file right after it makes it: one this old without a lock was left by a writer that died.
+LEFTOVER_SECONDS = 60.0
 
 
 def result_record(row: StoredRow, samples: Sequence[RowResult], model: str) -> str:
-    """A finished row, its answers in the order of their sample numbers."""
+    """The record of a finished row; ``samples``: its answers in the order of their numbers."""
     tokens = sum(len(sample.tokens) for sample in samples)
     known_as = row_id(row.row, row.custom_id)
     body: dict[str, Any] = {
@@ -56,7 +56,7 @@ def error_record(row: StoredRow, code: str, message: str) -> str:
 
 
 def message_of(record: str) -> str:
-    """What an error record says."""
+    """The message of an error record."""
     message: str = json.loads(record)["error"]["message"]
     return message
 
@@ -65,7 +65,7 @@ def _choice(row: StoredRow, index: int, sample: RowResult) -> dict[str, Any]:
     reason, answer = sample.finish_reason, dict[str, Any]()
     if row.kind == "chat":
         answer["message"] = _message(row, index, sample.text)
-        # As OpenAI has it: whoever names the function knows that it is called.
+        # As OpenAI does: with a named function the finish_reason stays "stop".
         if "tool_calls" in answer["message"] and reason == "stop" and row.request["tools"][2] != "named":
             reason = "tool_calls"
     else:
@@ -74,7 +74,7 @@ def _choice(row: StoredRow, index: int, sample: RowResult) -> dict[str, Any]:
 
 
 def _message(row: StoredRow, index: int, text: str) -> dict[str, Any]:
-    """Calls come behind the model's thoughts."""
+    """The message of a chat's answer: reasoning, content and tool calls taken apart."""
     reasoning, content = split(text, *row.request["reasoning"]) if "reasoning" in row.request else Split(None, text)
     message: dict[str, Any] = (
         {"role": "assistant"}
@@ -100,7 +100,7 @@ def _message(row: StoredRow, index: int, text: str) -> dict[str, Any]:
 
 
 def _call_id(row: StoredRow, index: int, place: int, kind: str) -> str:
-    """The same whenever the row is written. The prompt tells the turns of one conversation apart."""
+    """The same in each run of the job. The prompt is hashed in, so that ids differ between turns of a conversation."""
     known = f"{row.row}:{row.custom_id}:{index}:{place}:{','.join(map(str, row.prompt))}"
     digest = hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
     # Mistral's templates refuse ids of other lengths.
@@ -114,59 +114,59 @@ def _text(sample: RowResult) -> str:
 def _logprobs(kind: str, sample: RowResult) -> dict[str, Any] | None:
     if sample.logprobs is None:
         return None
-    told = sample.logprobs
+    logprobs = sample.logprobs
     if kind == "chat":
-        rows = zip(sample.tokens, told.chosen, told.likeliest, strict=True)
+        rows = zip(sample.tokens, logprobs.chosen, logprobs.likeliest, strict=True)
         content = [
             {
-                **_chat_token(told, token, chosen),
-                "top_logprobs": [_chat_token(told, other, value) for other, value in likeliest],
+                **_chat_token(logprobs, token, chosen),
+                "top_logprobs": [_chat_token(logprobs, other, value) for other, value in likeliest],
             }
             for token, chosen, likeliest in rows
         ]
         return {"content": content, "refusal": None}
-    written = _completion_logprobs(sample.tokens, told)
+    written = _completion_logprobs(sample.tokens, logprobs)
     if sample.echo is None or sample.echo.logprobs is None:
         return written
     prompt = _completion_logprobs(sample.echo.tokens, sample.echo.logprobs)
-    # Nothing stands before the first token.
+    # The first token has no probability, since nothing precedes it.
     prompt["token_logprobs"][0] = prompt["top_logprobs"][0] = None
     written["text_offset"] = [len(sample.echo.text) + offset for offset in written["text_offset"]]
     return {key: prompt[key] + values for key, values in written.items()}
 
 
-def _completion_logprobs(tokens: Sequence[int], told: Logprobs) -> dict[str, list[Any]]:
+def _completion_logprobs(tokens: Sequence[int], logprobs: Logprobs) -> dict[str, list[Any]]:
     return {
-        "text_offset": list(told.offsets),
-        "tokens": [_completion_token(told, token) for token in tokens],
-        "token_logprobs": list(told.chosen),
-        # The token written is always among them, so there may be one more than was asked for.
+        "text_offset": list(logprobs.offsets),
+        "tokens": [_completion_token(logprobs, token) for token in tokens],
+        "token_logprobs": list(logprobs.chosen),
+        # The generated token is always among them, so there may be one more than was asked for.
         "top_logprobs": [
-            _by_name(told, (*likeliest, (token, chosen)))
-            for token, chosen, likeliest in zip(tokens, told.chosen, told.likeliest, strict=True)
+            _by_text(logprobs, (*likeliest, (token, chosen)))
+            for token, chosen, likeliest in zip(tokens, logprobs.chosen, logprobs.likeliest, strict=True)
         ],
     }
 
 
-def _by_name(told: Logprobs, values: Iterable[tuple[int, float]]) -> dict[str, float]:
-    """Of tokens that read alike the likelier has the name."""
+def _by_text(logprobs: Logprobs, values: Iterable[tuple[int, float]]) -> dict[str, float]:
+    """Log-probabilities by the tokens' texts; of tokens with the same text the likelier."""
     named: dict[str, float] = {}
     for token, value in values:
-        named.setdefault(_completion_token(told, token), value)
+        named.setdefault(_completion_token(logprobs, token), value)
     return named
 
 
-def _chat_token(told: Logprobs, token: int, value: float) -> dict[str, Any]:
-    piece = told.token_bytes[token]
+def _chat_token(logprobs: Logprobs, token: int, value: float) -> dict[str, Any]:
+    piece = logprobs.token_bytes[token]
     return {"token": _readable(piece, ""), "logprob": value, "bytes": list(piece)}
 
 
-def _completion_token(told: Logprobs, token: int) -> str:
-    return _readable(told.token_bytes[token], "bytes:")
+def _completion_token(logprobs: Logprobs, token: int) -> str:
+    return _readable(logprobs.token_bytes[token], "bytes:")
 
 
 def _readable(piece: bytes, prefix: str) -> str:
-    """A token's text, or, where it is only a part of a character, its bytes in hexadecimal as OpenAI spells them."""
+    """A token's text; for a part of a UTF-8 character its bytes in hexadecimal, as OpenAI writes them."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -174,7 +174,7 @@ def _readable(piece: bytes, prefix: str) -> str:
 
 
 def write_results(journal: Journal, directory: Path) -> tuple[Path, Path]:
-    """Both files, each replaced in one step."""
+    """Write results.jsonl and errors.jsonl, each atomically."""
     results, errors = directory / RESULTS, directory / ERRORS
     write_atomically(results, _lines(journal, DONE))
     write_atomically(errors, _lines(journal, FAILED))
@@ -187,7 +187,7 @@ def _lines(journal: Journal, state: int) -> Iterator[str]:
 
 
 def write_atomically(path: Path, lines: Iterable[str]) -> None:
-    """A reader sees the old file or the new one, also after a power cut."""
+    """Replace a file: a reader sees the old one or the new one, also after a power failure."""
     with atomically(path) as stream:
         for line in lines:
             stream.write(line.encode() + b"\n")
@@ -195,15 +195,15 @@ def write_atomically(path: Path, lines: Iterable[str]) -> None:
 
 @contextmanager
 def atomically(path: Path, kind: type[OutriderError] = JobError) -> Iterator[IO[bytes]]:
-    """A new file in the place of the old one, once all of it is written."""
+    """A stream to a temporary file that replaces ``path`` when the block ends without an error."""
     check_file_or_nothing(path, kind)
     try:
-        _remove_scraps(path)
+        _remove_leftovers(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         try:
             with temporary.open("xb") as stream:
-                # Held until this process ends, so that others know the file for one that is being written. Where the file
-                # system knows no locks they leave it alone.
+                # The lock shows other writers that this one lives (``_remove_leftovers``). Where the file system has no
+                # locks, they leave the file alone.
                 with suppress(OSError):
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield stream
@@ -218,10 +218,10 @@ def atomically(path: Path, kind: type[OutriderError] = JobError) -> Iterator[IO[
 
 
 def check_file_or_nothing(path: Path, kind: type[OutriderError] = UsageError) -> None:
-    """A folder cannot make way for a file, and whoever reads from a pipe would wait for ever."""
+    """Refuse a directory, pipe, socket or device where a file is to be written."""
     try:
         found = path.stat().st_mode
-    except OSError:  # whoever writes says so
+    except OSError:  # missing, or an error that writing will raise
         return
     if not stat.S_ISREG(found):
         what = "a directory" if stat.S_ISDIR(found) else "a pipe, a socket or a device"
@@ -229,7 +229,7 @@ def check_file_or_nothing(path: Path, kind: type[OutriderError] = UsageError) ->
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in it outlast a power cut."""
+    """fsync a directory, so that files that were created or renamed in it survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -237,14 +237,14 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _remove_scraps(path: Path) -> None:
-    """What writers of this file have left that were killed."""
-    scrap = re.compile(rf"\.{re.escape(path.name)}\.\d+(-[0-9a-f]+)?")
+def _remove_leftovers(path: Path) -> None:
+    """Remove temporary files of this file's writers that were killed."""
+    leftover = re.compile(rf"\.{re.escape(path.name)}\.\d+(-[0-9a-f]+)?")
     for each in list(path.parent.iterdir()):
-        if not scrap.fullmatch(each.name):
+        if not leftover.fullmatch(each.name):
             continue
         with suppress(OSError), each.open("r+b") as left:
-            # A new one is empty until it is locked.
-            if os.fstat(left.fileno()).st_size or time.time() - os.fstat(left.fileno()).st_mtime > SCRAP_SECONDS:
+            # A new, empty file may not be locked yet.
+            if os.fstat(left.fileno()).st_size or time.time() - os.fstat(left.fileno()).st_mtime > LEFTOVER_SECONDS:
                 fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 each.unlink()

@@ -1,4 +1,4 @@
-"""Rows that a program hands over, as the lines of an input."""
+"""Rows from a Python program (``outrider.run``), written as lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOST_SHOWN = 50
 
 
 def write_lines(rows: object, file: IO[bytes], skip_bad: bool = False) -> str:
-    """A line of JSON for each row, which is a prompt or the object that a line would hold. The digest of it all.
+    """Write a line of JSON for each row (a prompt, or a dict like a line of an input file); returns their digest.
 
-    The same rows always make the same lines: by the digest a resumed job knows them. ``file`` has no buffer.
-    A row that JSON cannot say is refused with all others of its kind; with ``skip_bad`` its line says so to its reader.
+    The same rows always make the same lines, so a resumed job is recognised by the digest. ``file`` is unbuffered.
+    Rows that JSON cannot hold are refused together; with ``skip_bad`` their lines say so (``unencodable_lines.py``).
     """
     if isinstance(rows, Mapping):
         raise UsageError("the input is one row; give a list of rows, such as [row]")
@@ -40,10 +40,10 @@ def write_lines(rows: object, file: IO[bytes], skip_bad: bool = False) -> str:
             shown_bad.append(f"rows:{number}: {problem}")
         bad += bool(problem)
         digest.update(line)
-        # What the rows raise while they are made is their own: only the writing is tried.
+        # Exceptions of the caller's iterable pass through; only errors of writing are translated.
         write_all("the rows", line, file)
     if bad and not skip_bad:
-        from outrider.runner.job.admission import refusal_of  # few calls need it
+        from outrider.runner.job.admission import refusal_of  # imports much, and is rarely needed
 
         raise InputError(*refusal_of(shown_bad, bad))
     if not file.tell():
@@ -52,11 +52,11 @@ def write_lines(rows: object, file: IO[bytes], skip_bad: bool = False) -> str:
 
 
 def _line(row: object) -> tuple[bytes, str]:
-    """The line of a row, and what is wrong with it, if anything."""
+    """The line of a row, and its problem ("" if there is none)."""
     if isinstance(row, str):
         row = {"prompt": row}
     if not isinstance(row, Mapping):
-        # An object that is shown may show where it lies in memory, and the same rows have to be the same lines.
+        # An object's repr may contain its address, but the same rows have to make the same lines.
         got = shown(row) if row is None or isinstance(row, int | float | bytes) else f"one of type {type(row).__name__}"
         return _unencodable({}, f"must be a dict or a prompt, got {got}")
     try:
@@ -85,7 +85,7 @@ def _problem(key: object, value: object, error: Exception) -> str:
 
 
 def _json(entry: Mapping[Any, Any]) -> bytes:
-    # Spelled in ASCII: half of a surrogate pair is then for whoever reads the line to refuse.
+    # ASCII, so that a lone surrogate can be written; the reader of the line refuses it.
     return json.dumps(entry, allow_nan=False).encode()
 
 

@@ -1,4 +1,4 @@
-"""Where a row's seed comes from when the row names none."""
+"""The seed of a row that names none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import hashlib
 
 
 def derived_seed(job_seed: int, custom_id: str) -> int:
-    """A row's own seed where it names none: the same wherever the row stands in the file."""
+    """Derived from the row's id, so that it does not depend on the row's position in the file."""
     digest = hashlib.blake2b(f"{job_seed}:{custom_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -1,4 +1,4 @@
-"""The lines of an input, compressed or not, each of bounded length, with the digest of the bytes that were really read."""
+"""The lines of an input file, compressed or not, each of bounded length, and the digest of the bytes that were read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 from outrider.runner.printable import printable
 from outrider.workers.errors import UsageError
 
-# No prompt is as long; a compressed file of a few kilobytes may hold a line of many gigabytes.
+# More than any prompt has; a few kilobytes of compressed data may hold a line of many gigabytes.
 MOST_LINE_BYTES = 64 << 20
 READ_AT_ONCE = 1 << 20
-# A block of four compressed bytes may stand for 128 KiB, so that few are taken at a time.
+# Small, since a zstandard block of four bytes may decompress to 128 KiB.
 COMPRESSED_AT_ONCE = 2048
 
 GZIP, ZSTANDARD = "gzip", "zstandard"
@@ -34,13 +34,13 @@ OTHER_COMPRESSIONS = {
     "lzma": b"\x5d\x00\x00",
     "compress": b"\x1f\x9d",
 }
-# What follows its three letters and the digit of its level: a block, or the end of one that holds nothing.
-BEHIND_BZIP2 = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
-# Behind the name and the numbers of an archive's first file.
+# After "BZh" and the level's digit: the mark of a block, or of the end of an empty stream.
+AFTER_BZIP2 = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
+# The mark of a tar archive and its offset in the first header.
 TAR, TAR_AT = b"ustar", 257
 TABLES = {"Parquet": b"PAR1", "Arrow": b"ARROW1"}
 BEGINNING = 16
-# The longer one first: it begins like the shorter one.
+# UTF-32 first: its little-endian mark begins with that of UTF-16.
 WIDE_ENCODINGS = {
     "UTF-32": (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff"),
     "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
@@ -50,9 +50,9 @@ Stream: TypeAlias = "io.BufferedReader[Any]"
 
 
 class Source:
-    """An input file. ``name`` is how messages call it, and where its suffixes are read.
+    """An input file. ``name``: its name in messages, whose suffixes tell its form and compression.
 
-    ``linked``: meanwhile it may get other names and lose some, as a server's uploads do, which nobody else writes.
+    ``linked``: links to it may be made and removed while it is read, as with a server's uploads, which nobody else writes.
     """
 
     def __init__(self, path: Path, name: str | None = None, linked: bool = False) -> None:
@@ -61,13 +61,13 @@ class Source:
         self.name = printable(path if name is None else name)
         named = Path(name or path.name)
         self._expected = SUFFIXES.get(named.suffix)
-        # What the file would be called uncompressed.
+        # The suffix without that of the compression.
         self.suffix = Path(named.stem).suffix if self._expected else named.suffix
         self._digest: str | None = None
 
     @property
     def digest(self) -> str:
-        """Of the bytes that ``lines`` has read, in the file's own form."""
+        """The digest of the bytes that ``lines`` has read, before decompression."""
         assert self._digest is not None, "the lines have not been read to their end"
         return self._digest
 
@@ -75,7 +75,7 @@ class Source:
         return f"{self.name}:{line}"
 
     def lines(self) -> Iterator[bytes | None]:
-        """Each line with its end; None for one that is longer than any prompt. A file that changes meanwhile is refused."""
+        """Each line with its line end; None for a line that is too long. An error if the file changes meanwhile."""
         try:
             with self._opened() as (raw, stream):
                 while line := stream.readline(MOST_LINE_BYTES + 1):
@@ -105,17 +105,17 @@ class Source:
             elif kind == ZSTANDARD:
                 stream = io.BufferedReader(_Zstandard(stream), READ_AT_ONCE)
             beginning = stream.peek(BEGINNING)
-            if kind is not None and (again := _compression(stream)):
-                raise UsageError(f"{self.name} is compressed twice ({again} within {kind}); decompress it once")
+            if kind is not None and (inner := _compression(stream)):
+                raise UsageError(f"{self.name} is compressed twice ({inner} within {kind}); decompress it once")
             _refuse_foreign(self.name, beginning, kind)
             yield raw, stream
 
 
 class _Counted(io.RawIOBase):
-    """A file read once from its beginning to its end, with the digest of its bytes and a look at whether it changes."""
+    """A file that is read once in order, hashed on the way, and checked for changes at the end."""
 
     def __init__(self, path: Path) -> None:
-        # Opening a pipe that nobody writes into would wait.
+        # O_NONBLOCK: opening a pipe without a writer would block.
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self._before = os.fstat(self._file)
         self._hash = hashlib.sha256()
@@ -136,7 +136,7 @@ class _Counted(io.RawIOBase):
         super().close()
 
     def finished(self, path: Path, name: str, linked: bool) -> str:
-        """The digest of all bytes, some of which a decompressor may have left."""
+        """The digest of the whole file, including bytes that a decompressor did not read."""
         while self.read(READ_AT_ONCE):
             pass
         try:
@@ -152,7 +152,7 @@ class _Counted(io.RawIOBase):
 
 
 def _state(found: os.stat_result, linked: bool) -> tuple[int, int, int]:
-    # Whoever writes can set back the time of the last write, but not that of the last change, which is also that of a link.
+    # A program can set mtime back, but not ctime, which a new or removed link changes as well.
     return found.st_size, found.st_mtime_ns, 0 if linked else found.st_ctime_ns
 
 
@@ -161,16 +161,16 @@ class _DamagedError(Exception):
 
 
 class _Zstandard(io.RawIOBase):
-    """Decompresses frames, one after the other. (zstandard's own reader takes a file that ends early for whole.)"""
+    """Decompresses all frames of a file. (zstandard's own reader does not notice a truncated file.)"""
 
     def __init__(self, compressed: Stream) -> None:
-        import zstandard  # few inputs need it
+        import zstandard  # rarely needed
 
         self._compressed = compressed
         self._error = zstandard.ZstdError
         self._new = zstandard.ZstdDecompressor().decompressobj
         self._frame = self._new()
-        # Whether a frame has begun that has not ended.
+        # Whether a frame has begun and not ended.
         self._within = False
         self._left = memoryview(b"")
 
@@ -207,16 +207,16 @@ class _Zstandard(io.RawIOBase):
 
 def _compression(stream: Stream) -> str | None:
     beginning = stream.peek(BEGINNING)
-    # A frame to be skipped, with which pzstd begins.
+    # pzstd's files begin with a skippable frame.
     if beginning[1:4] == SKIPPABLE and 0x50 <= beginning[0] <= 0x5F:
         return ZSTANDARD
     return next((kind for kind, magic in MAGIC.items() if beginning.startswith(magic)), None)
 
 
 def _refuse_foreign(name: str, beginning: bytes, within: str | None) -> None:
-    """What is no text in UTF-8 is said once, and not for each of its lines."""
+    """Refuse other compressions, archives, tables and encodings in one sentence instead of an error for each line."""
     for kind, magic in OTHER_COMPRESSIONS.items():
-        if beginning.startswith(magic) and (kind != "bzip2" or beginning[4:10] in BEHIND_BZIP2):
+        if beginning.startswith(magic) and (kind != "bzip2" or beginning[4:10] in AFTER_BZIP2):
             raise UsageError(f"{name} is compressed by {kind}; outrider reads gzip and zstandard: decompress it")
     if beginning[TAR_AT : TAR_AT + len(TAR)] == TAR and b"\0" in beginning[:TAR_AT]:
         raise UsageError(f"{name} is an archive of files (tar); unpack it, and give a file of it")

@@ -1,7 +1,7 @@
-"""A job's rows as one table, which programs for data read: Parquet, CSV, lines of JSON, or a saved dataset.
+"""A job's ended rows as one table in input order: Parquet, CSV, lines of JSON, or a Hugging Face dataset.
 
-First what every table has (``id``, ``text``, ``tokens``, ``finish_reason``), then the columns that came with the input,
-then the rest of what is known of a row. Rows that failed are among them, with their ``error``; all is in input order.
+Its columns: ``id``, ``text``, ``tokens`` and ``finish_reason`` (FIRST), the carried columns, and further ones of ours
+(LAST). Failed rows are included, with their ``error``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from outrider.runner.job.input import KEY as INPUT
 from outrider.runner.job.journal import DONE, FAILED, Journal
 from outrider.runner.job.piped_input import has_no_name
 from outrider.runner.job.records import Record, ended_rows
-from outrider.runner.job.results import SCRAP_SECONDS, atomically, sync_folder
+from outrider.runner.job.results import LEFTOVER_SECONDS, atomically, sync_folder
 from outrider.runner.job.source import GZIP, SUFFIXES, ZSTANDARD
 from outrider.runner.template import spelled
 from outrider.runner.validation_errors import short
@@ -46,16 +46,16 @@ ROWS_AT_ONCE = 1000
 ROWS_IN_GROUP = 50_000
 BYTES_IN_GROUP = 16 << 20
 PARQUET, CSV, JSONL, DATASET = "parquet", "csv", "jsonl", "dataset"
-# What a table is called where only a directory is named.
+# The table's file name if only a directory is given.
 NAMES = {PARQUET: "results.parquet", CSV: "results.csv", JSONL: "rows.jsonl", DATASET: "results-dataset"}
-# What a saved dataset has beside its STATE and the files of rows that this names.
+# A saved dataset consists of this file, STATE, and the data files that STATE names.
 INFO = "dataset_info.json"
 FORMATS = {".parquet": PARQUET, ".csv": CSV, ".jsonl": JSONL, ".ndjson": JSONL}
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One of ours: what it is called, its type in Arrow, and where it comes from."""
+    """A column of ours: its name, its Arrow type ("json" and "texts" are ours), and its value of a record."""
 
     name: str
     kind: str
@@ -69,14 +69,12 @@ FIRST = (
     Column("finish_reason", "string", lambda record: record.finish_reason or None),
 )
 LAST = (
-    # As in results.jsonl; outside of lines of JSON it is a text of it.
+    # Objects as in results.jsonl; in Parquet and CSV they are JSON text.
     Column("logprobs", "json", lambda record: record.logprobs),
-    # What the model thought before it answered.
     Column("reasoning", "string", lambda record: record.reasoning),
-    # Likewise.
     Column("tool_calls", "json", lambda record: list(record.tool_calls) or None),
     Column("prompt_tokens", "int64", lambda record: record.prompt_tokens),
-    # Of rows that asked for several.
+    # All answers, for rows with more than one.
     Column("texts", "texts", lambda record: [each.text for each in record.choices] if len(record.choices) > 1 else None),
     Column("error", "string", lambda record: record.error),
     Column("error_code", "string", lambda record: record.error_code),
@@ -85,12 +83,12 @@ OWN = tuple(column.name for column in (*FIRST, *LAST))
 
 
 def format_of(path: Path) -> str | None:
-    """What a file's name says that it is to be."""
+    """The form of table by a file's name; None if its suffix is unknown."""
     return FORMATS.get(Path(path.stem).suffix if path.suffix in SUFFIXES else path.suffix)
 
 
 def table_of(out: Path | None, form: str | None) -> str | None:
-    """The form that a name behind ``--out`` asks for; None where it is, or will be, a directory for what ``form`` makes."""
+    """The form of table by the name in ``--out``; None if that is a directory, or will be one."""
     if out is None or (path_exists(out) and out.is_dir()):
         return None
     if (named := format_of(out)) is None and out.suffix and form != DATASET:
@@ -102,7 +100,7 @@ def table_of(out: Path | None, form: str | None) -> str | None:
 
 
 def write_table(directory: Path, path: Path, form: str) -> Path:
-    """All rows that have ended. A reader sees the old file or the whole new one."""
+    """Write all ended rows to a table, which replaces an old one atomically."""
     if not path.name:
         raise UsageError(f"{path} is not a name to write a table to; give one, such as {NAMES[form]}")
     check_apart("--out", path, directory)
@@ -122,7 +120,7 @@ def write_table(directory: Path, path: Path, form: str) -> Path:
 
 
 def check_not_input(path: Path, directory: Path, journal: Journal, form: str | None = None) -> None:
-    """Refuse to write over the job's input, or into it: the job could not be resumed with what is left."""
+    """Refuse to overwrite the job's input or to write into its directory: the job could not be resumed with it."""
     for given in _inputs(directory, journal):
         if given.absolute() == path.absolute() or (path_exists(given) and path_exists(path) and given.samefile(path)):
             raise UsageError(f"--out: {path} is the input of {directory}; name another")
@@ -135,23 +133,23 @@ def check_not_input(path: Path, directory: Path, journal: Journal, form: str | N
 
 
 def _inputs(directory: Path, journal: Journal) -> list[Path]:
-    """Where it lay when the job was begun and when it was last run."""
+    """The input's paths when the job began and when it was last run."""
     begun = (journal.meta(INPUT) or {}).get("path")
     last = read_description(directory, journal)[0].get("spec", {}).get("input")
     found = [Path(each) for each in (begun, last) if isinstance(each, str) and not has_no_name(Path(each))]
-    # The journal's is absolute. What job.json says may be of another working directory.
+    # The journal's path is absolute; that of job.json may be relative to another working directory.
     return [each for each in found if each.is_absolute()] or found
 
 
 @contextmanager
 def _compressed(path: Path, file: IO[bytes]) -> Iterator[Any]:
-    """By the end of the file's name. The same rows make the same bytes, so no time is written."""
+    """Compress by the file's suffix. mtime=0, so that the same rows make the same bytes."""
     kind = SUFFIXES.get(path.suffix)
     if kind == GZIP:
         with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as stream:
             yield stream
     elif kind == ZSTANDARD:
-        import zstandard  # few outputs need it
+        import zstandard  # rarely needed
 
         with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
             yield writer
@@ -167,21 +165,21 @@ def _write_jsonl(journal: Journal, stream: IO[bytes]) -> None:
     carried = CarriedReader(journal)
     for row, record in _rows(journal):
         others = carried.of(row)
-        called = distinct_names(list(others), OWN)
+        new_names = distinct_names(list(others), OWN)
         line = {column.name: column.of(record) for column in FIRST}
-        line |= {called[name]: value for name, value in others.items()}
+        line |= {new_names[name]: value for name, value in others.items()}
         line |= {column.name: column.of(record) for column in LAST}
         stream.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
 
 def _write_csv(journal: Journal, stream: IO[bytes]) -> None:
     names = _carried_names(journal)
-    called = distinct_names(names, OWN)
+    new_names = distinct_names(names, OWN)
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
-    # Python before 3.13 does not quote a carriage return by itself, and whoever reads it takes it for a row's end.
+    # Python before 3.13 does not quote a carriage return, which readers take for the end of a row.
     quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
-    writer.writerow([*(column.name for column in FIRST), *called.values(), *(column.name for column in LAST)])
+    writer.writerow([*(column.name for column in FIRST), *new_names.values(), *(column.name for column in LAST)])
     carried = CarriedReader(journal)
     for row, record in _rows(journal):
         others = carried.of(row)
@@ -209,14 +207,14 @@ def _write_parquet(journal: Journal, file: IO[bytes]) -> None:
 
 
 def _without_runs(values: Any) -> Any:
-    """Arrow's values; those that are encoded by runs one for each row, since Parquet encodes runs by itself."""
+    """Run-end encoded values decoded, since Parquet has no such type (and encodes runs itself)."""
     from pyarrow import compute, types
 
     return compute.run_end_decode(values) if types.is_run_end_encoded(values.type) else values
 
 
 def _check_parquet_holds(field: Any) -> None:
-    """Not all that pyarrow's writer refuses is refused with the schema, so one value that is missing is written."""
+    """Refuse a column that Parquet cannot hold. pyarrow refuses some types only with a value, so a null is written."""
     import pyarrow
     from pyarrow import parquet
 
@@ -230,7 +228,7 @@ def _check_parquet_holds(field: Any) -> None:
 
 
 def _groups(portions: Iterator[Any]) -> Iterator[Any]:
-    """Portions together. What a file says of each group is held until its end: of a thousand rows each it would grow."""
+    """Portions joined to row groups. The writer keeps each group's metadata in memory, so groups must not be small."""
     import pyarrow
 
     held: list[Any] = []
@@ -245,7 +243,7 @@ def _groups(portions: Iterator[Any]) -> Iterator[Any]:
 
 
 def _write_dataset(journal: Journal, path: Path) -> None:
-    """As Hugging Face's ``load_from_disk`` reads it."""
+    """Write a dataset that Hugging Face's ``load_from_disk`` reads."""
     pyarrow = pyarrow_for("a dataset's directory")
     data = "data-00000-of-00001.arrow"
     try:
@@ -266,7 +264,7 @@ def _write_dataset(journal: Journal, path: Path) -> None:
             for name, content in ((STATE, state), (INFO, {})):
                 with atomically(new / name) as file:
                     file.write(json.dumps(content).encode())
-            _check_replaceable(path)  # once more: writing may have taken long
+            _check_replaceable(path)  # again, since writing may have taken long
             if path_exists(path):
                 path.rename(old)
             try:
@@ -282,7 +280,7 @@ def _write_dataset(journal: Journal, path: Path) -> None:
 
 
 def _check_replaceable(path: Path) -> None:
-    """Nothing but a saved dataset gives way to one: whatever else a directory holds would be lost with it."""
+    """Refuse to replace anything but a saved dataset, since a directory's other files would be lost."""
     if not path_exists(path):
         return
     its_own = _files_of_saved(path)
@@ -296,7 +294,7 @@ def _check_replaceable(path: Path) -> None:
 
 
 def _files_of_saved(path: Path) -> set[str]:
-    """The names of all that a saved dataset consists of; none where it is not one."""
+    """The names of a saved dataset's files; empty if the path is none."""
     if path.is_symlink() or not (path / STATE).is_file() or not (path / INFO).is_file():
         return set()
     try:
@@ -308,30 +306,30 @@ def _files_of_saved(path: Path) -> set[str]:
 
 @contextmanager
 def _directory_beside(path: Path) -> Iterator[Path]:
-    """Where a dataset is written, locked as long as its writer lives."""
+    """A temporary directory beside ``path``, locked as long as its writer lives."""
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     beside.mkdir()
     handle = os.open(beside, os.O_RDONLY)
     try:
-        with suppress(OSError):  # where the file system knows no locks, others leave it alone
+        with suppress(OSError):  # where the file system has no locks, other writers leave it alone
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield beside
     finally:
         shutil.rmtree(beside / "new", ignore_errors=True)
-        with suppress(OSError):  # a dataset that could not be put back is still in it
+        with suppress(OSError):  # not empty if the old dataset could not be moved back
             beside.rmdir()
         os.close(handle)
 
 
 def _remove_left_beside(path: Path) -> None:
-    """What writers of this dataset have left that were killed, now that there is a whole one."""
+    """Remove temporary directories of this dataset's writers that were killed."""
     left = re.compile(rf"\.{re.escape(path.name)}\.\d+-[0-9a-f]{{8}}")
     for each in [each for each in path.parent.iterdir() if left.fullmatch(each.name)]:
         with suppress(OSError):
             handle = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                # A new one is empty until it is locked.
-                if any(each.iterdir()) or time.time() - os.fstat(handle).st_mtime > SCRAP_SECONDS:
+                # A new, empty one may not be locked yet.
+                if any(each.iterdir()) or time.time() - os.fstat(handle).st_mtime > LEFTOVER_SECONDS:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(each)
             finally:
@@ -344,10 +342,10 @@ def _carried_names(journal: Journal) -> list[str]:
 
 
 class _ArrowTable:
-    """The rows in portions, with one schema: what came from Arrow has its own types."""
+    """The rows as Arrow tables of one schema; columns that came from Arrow keep their types."""
 
     def __init__(self, journal: Journal, as_written: Callable[[Any], Any] = lambda values: values) -> None:
-        """``as_written`` makes of values from Arrow those that are written."""
+        """``as_written`` converts values of columns that came from Arrow."""
         self._pyarrow = pyarrow_for("Parquet")
         self._journal = journal
         self._as_written = as_written
@@ -359,8 +357,8 @@ class _ArrowTable:
         else:
             kinds = [as_written(self._pyarrow.nulls(0, field.type)).type for field in kept]
             fields = [field.with_type(kind).with_nullable(True) for field, kind in zip(kept, kinds, strict=True)]
-        called = distinct_names([field.name for field in fields], OWN)
-        fields = [field.with_name(called[field.name]) for field in fields]
+        new_names = distinct_names([field.name for field in fields], OWN)
+        fields = [field.with_name(new_names[field.name]) for field in fields]
         self._middle = self._pyarrow.schema(fields)
         self._from_arrow = kept is not None
         self.schema = self._pyarrow.schema(
@@ -399,7 +397,7 @@ class _ArrowTable:
         ]
 
     def _batches(self, rows: Iterable[int]) -> list[Any]:
-        """Rows that follow one another in one batch are sliced from it: not every type can be taken by places."""
+        """Carried Arrow columns of these rows, by slices of their batches: ``take`` does not support every type."""
         runs: list[tuple[Any, int, int]] = []
         for row in rows:
             batch, place = self._carried.batch_of(row)

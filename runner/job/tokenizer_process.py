@@ -1,4 +1,4 @@
-"""A process that knows models and tokenizers, so that the driver itself need not load transformers."""
+"""The tokenizer process: loads models' configurations and tokenizers, so that the driver need not load transformers."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ TOO_MUCH = (
 TOO_HARD = (
     f"to compile it took more time or memory than any should ({MOST_BYTES >> 30} GB), or ended the process; make it simpler"
 )
-# A tokenizer that fails at this fails at everything.
+# A tokenizer that fails at this prompt fails at any.
 SHORT_PROMPT = "a"
-# A process may also die of something else: a prompt is at fault when it was there every time.
+# The process may also die of another cause: a prompt is blamed if it ended the process this many times.
 ATTEMPTS = 2
-# How often what is told meanwhile is passed on.
-NEWS_SECONDS = 0.2
+# How often messages of the process are passed on while an answer is awaited.
+MESSAGES_SECONDS = 0.2
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-# In that process: where it says what takes long.
-_news: Connection
+# In the tokenizer process: the pipe for its messages to the driver.
+_messages: Connection
 
 
 class TokenizerProcessDied(JobError):
@@ -54,18 +54,18 @@ class TokenizerProcessDied(JobError):
 
 
 class TokenizerProcess:
-    """Answers questions about models; leaves nothing behind when closed."""
+    """The driver's side: calls functions in the process, and starts it again when it dies."""
 
     def __init__(self) -> None:
         self._start()
 
     def _start(self) -> None:
-        self._news, news = multiprocessing.get_context("spawn").Pipe(duplex=False)
-        self._pool = pool_of_one(_initialise, news)
+        self._messages, messages = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        self._pool = pool_of_one(_initialise, messages)
 
     def _start_again(self) -> None:
         self._pool.shutdown(wait=True)
-        self._news.close()
+        self._messages.close()
         self._start()
 
     def __enter__(self) -> Self:
@@ -73,36 +73,36 @@ class TokenizerProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None:
-            # It may read weights for minutes, to know them again, and nobody wants the answer any more.
-            self._news.close()
+            # After an error nobody waits for the answer (hashing weights takes minutes): closing the pipe ends the process.
+            self._messages.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def prepare_pair(
         self, target: str, draft: str, say: Callable[[str], None] = lambda text: None
     ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
-        """``say`` hears what takes long while it does."""
-        return self._heard(lambda: self._begin(_prepare_pair, target, draft), say)
+        """Target, draft, the draft's name, and notes; ``say`` gets messages about what takes long."""
+        return self._answer_with_messages(lambda: self._begin(_prepare_pair, target, draft), say)
 
     def prepare_scoring(
         self, model: str, against: str | None, say: Callable[[str], None] = lambda text: None
     ) -> tuple[ModelInfo, ModelInfo | None]:
-        """The cards of a model and of what it is held against, which must know the same tokens."""
-        return self._heard(lambda: self._begin(_prepare_scoring, model, against), say)
+        """The infos of a model and of the one that it is compared with, whose vocabularies must agree."""
+        return self._answer_with_messages(lambda: self._begin(_prepare_scoring, model, against), say)
 
-    def _heard(self, begin: Callable[[], PendingCall[Result]], say: Callable[[str], None]) -> Result:
-        """The answer, with what is told meanwhile passed on; a tokenizer that is the helper's end each time is named."""
+    def _answer_with_messages(self, begin: Callable[[], PendingCall[Result]], say: Callable[[str], None]) -> Result:
+        """The answer; meanwhile messages are passed on. The error names a tokenizer that ended the process each time."""
         tokenizer = ""
         for _ in range(ATTEMPTS):
             try:
                 answer, done = begin(), False
                 while not done:
-                    done = answer.done(NEWS_SECONDS)
-                    while self._news.poll():
-                        news = self._news.recv()
-                        if isinstance(news, Path):
-                            tokenizer = str(news)
+                    done = answer.done(MESSAGES_SECONDS)
+                    while self._messages.poll():
+                        message = self._messages.recv()
+                        if isinstance(message, Path):
+                            tokenizer = str(message)
                         else:
-                            say(news)
+                            say(message)
                 return answer()
             except TokenizerProcessDied:
                 self._start_again()
@@ -111,17 +111,17 @@ class TokenizerProcess:
         raise TokenizerProcessDied(DIED)
 
     def check_weights(self, path: str, engine: str, allow_pickle: bool, precision: str, on_accelerator: bool) -> None:
-        """A ModelError where the files, or the libraries here, lack what the engine needs."""
+        """A ModelError if the files or the installed libraries lack what the engine needs."""
         self._ask_again(_check_weights, path, engine, allow_pickle, precision, on_accelerator)
 
     def memory_of(self, model: ModelSpec, rows: int, shortlist: int | None = 0) -> ModelMemory | None:
-        """What memory a model takes that works on so many rows; None where that is not known before it is open."""
+        """The memory of a model with a batch of ``rows``; None if it is not known before the model is loaded."""
         return self._ask_again(_memory_of, model, rows, shortlist)
 
     def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
-        """A ModelError where the hf engine does not give the model's own text.
+        """A ModelError if the hf engine cannot reproduce the model's own texts.
 
-        What is not remembered is tried out in a process of its own, for a few seconds: this one goes without torch.
+        If the outcome is not remembered, it is tried in another process, which may load torch, in a few seconds.
         """
         if self._ask_again(_hf_is_known, model_info, fast_attention):
             return
@@ -135,15 +135,15 @@ class TokenizerProcess:
                 ) from error
 
     def check_unchanged(self, model_info: ModelInfo) -> None:
-        """A JobChangedError where the files are no longer those that it describes."""
+        """A JobChangedError if the model's files have changed since ``model_info`` was read."""
         self._ask_again(_check_unchanged, model_info.path, model_info.digest)
 
     def check_quantisable(self, path: str, out: str, bits: int, group: int | None) -> None:
-        """A ModelError or UsageError where no smaller checkpoint can be made of it, or not there, or not like this."""
+        """A ModelError or UsageError if the model cannot be quantised like this, or not to ``out``."""
         self._ask_again(_check_quantisable, path, out, bits, group)
 
     def native_refuses(self, path: str) -> str | None:
-        """Why the native engine cannot run the model; None where it can."""
+        """Why the native engine cannot run the model; None if it can."""
         return self._ask_again(_native_refuses, path)
 
     def encode(self, path: str, prompts: list[Any]) -> list[tuple[int, ...] | str]:
@@ -152,15 +152,15 @@ class TokenizerProcess:
     def begin_to_encode(
         self, path: str, prompts: list[Any], continued: bool = False
     ) -> Callable[[], list[tuple[int, ...] | str]]:
-        """What comes back waits for the tokens. A prompt that ends the process is answered by a sentence.
+        """Begin to encode prompts; the returned function waits for the tokens, or for a sentence about a prompt that fails.
 
-        Several may be begun; they are to be waited for in the order in which they began. Texts that are ``continued`` ones
-        get no tokens that stand at the beginning of a text.
+        Several calls may be pending; wait for them in the order in which they were begun. ``continued``: no BOS token and
+        the like at the beginning.
         """
         pool = self._pool
         try:
             pending = self._begin(_encode, path, prompts, continued)
-        except TokenizerProcessDied:  # of what was asked before, which is waited for before
+        except TokenizerProcessDied:  # by an earlier call, whose caller starts it again
             return lambda: self._encode_again(pool, path, prompts, continued)
 
         def answer() -> list[tuple[int, ...] | str]:
@@ -174,13 +174,13 @@ class TokenizerProcess:
     def begin_to_compile(
         self, path: str, vocabulary: int, end: int, constraints: list[dict[str, Any]]
     ) -> Callable[[], list[tuple[str, str]]]:
-        """What comes back waits for each constraint's grammar, or "" and what is wrong with it.
+        """Begin to compile constraints; the returned function waits for pairs: grammar and "", or "" and the problem.
 
-        ``vocabulary`` and ``end`` are the model's: how many ids it scores, and the one that ends a text.
+        ``vocabulary``: how many token ids the model scores; ``end``: its end token.
         """
         try:
             pending = self._begin(_compile, path, vocabulary, end, constraints)
-        except TokenizerProcessDied:  # of what was asked before, which is waited for before
+        except TokenizerProcessDied:  # by an earlier call, whose caller starts it again
             return lambda: [self._compile_alone(path, vocabulary, end, each) for each in constraints]
 
         def answer() -> list[tuple[str, str]]:
@@ -200,7 +200,7 @@ class TokenizerProcess:
         return "", TOO_HARD
 
     def decode(self, path: str, answer: tuple[int, ...], shown: tuple[int, ...] = (), prompt: tuple[int, ...] = ()) -> str:
-        """An answer's text as it goes on behind the prompt, with the special tokens that are ``shown``."""
+        """An answer's text as the continuation of the prompt; special tokens are left out except ``shown``."""
         try:
             return self._ask(_decode, path, answer, shown, prompt)
         except TokenizerProcessDied:
@@ -208,11 +208,11 @@ class TokenizerProcess:
             raise
 
     def reasoning_tags(self, path: str) -> ReasoningTags | None:
-        """How the model's chat template tells thoughts from the answer; None where it does not."""
+        """The tags by which the model's chat template marks reasoning; None if it does not."""
         return self._ask_of_template(_reasoning_tags, path, "for the tags of its chat template")
 
     def tool_form(self, path: str) -> ToolForm | None:
-        """How the model's chat template writes calls of tools; None where it writes none, or in no form that is known."""
+        """The form in which the model's chat template writes tool calls; None if it has none, or an unknown one."""
         return self._ask_of_template(_tool_form, path, "for the calls that its chat template writes")
 
     def _ask_of_template(self, function: Callable[[str], Result], path: str, why: str) -> Result:
@@ -224,7 +224,7 @@ class TokenizerProcess:
     def _ask_again(
         self, function: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
     ) -> Result:
-        """What ends the process may be none of this: a prompt that was to be encoded before, or somebody's kill."""
+        """Call again if the process dies: the cause may be an earlier prompt or a kill from outside."""
         for _ in range(ATTEMPTS):
             try:
                 return self._ask(function, *arguments, **options)
@@ -235,8 +235,8 @@ class TokenizerProcess:
     def _encode_again(
         self, died: ProcessPoolExecutor, path: str, prompts: list[Any], continued: bool
     ) -> list[tuple[int, ...] | str]:
-        """``died`` is the process that was asked first."""
-        if died is not self._pool:  # these only waited behind what ended it
+        """Encode the prompts after the process ``died``, one by one if one of them may have ended it."""
+        if died is not self._pool:  # an earlier call ended that process
             return self.begin_to_encode(path, prompts, continued)()
         self._start_again()
         return [self._encode_alone(path, prompt, continued) for prompt in prompts]
@@ -268,20 +268,20 @@ class TokenizerProcess:
 
 
 class PlanningProcess(TokenizerProcess):
-    """Answers as a plan needs it, by headers and configurations: nothing is fetched, no weight is read, none is tried."""
+    """For ``outrider topology --plan``: uses headers and configurations only; downloads, reads and tries no weights."""
 
     def prepare_pair(
         self, target: str, draft: str, say: Callable[[str], None] = lambda text: None
     ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
-        return self._heard(lambda: self._begin(_prepare_pair, target, draft, by_headers=True), say)
+        return self._answer_with_messages(lambda: self._begin(_prepare_pair, target, draft, by_headers=True), say)
 
     def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
-        """A run tries it."""
+        """Not checked for a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCall(Generic[Result]):
-    """A question that is being answered. To call it is to wait for what comes back."""
+    """A call in the tokenizer process; calling this object waits for its result."""
 
     _future: Future[Result]
 
@@ -292,33 +292,30 @@ class PendingCall(Generic[Result]):
             raise TokenizerProcessDied(DIED) from error
 
     def done(self, seconds: float) -> bool:
-        """Whether the answer is there, within so many seconds."""
+        """Whether the result arrives within ``seconds``."""
         return bool(wait([self._future], timeout=seconds).done)
 
 
-def _initialise(news: Connection) -> None:
-    global _news
-    _news = news
-    _begin_to_serve(news)
+def _initialise(messages: Connection) -> None:
+    global _messages
+    _messages = messages
+    _begin_to_serve(messages)
     from outrider.workers.models.hide_torch import go_without_torch
 
     go_without_torch()
 
 
-def _begin_to_serve(*hears: Connection) -> None:
-    # What ends it where a tokenizer takes too long, whoever may have had it ignored before.
+def _begin_to_serve(*pipes: Connection) -> None:
+    # SIGPROF ends a call that takes too much CPU time; the parent may have had it ignored.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    Thread(target=end_with_the_driver, args=hears, daemon=True).start()
+    Thread(target=end_with_the_driver, args=pipes, daemon=True).start()
 
 
-def end_with_the_driver(*hears: Connection) -> None:
-    """Python lets a helper wait for ever for the next question of a process that was killed.
-
-    ``hears``: what the driver closes at its end where it gives up, which makes it ready here.
-    """
+def end_with_the_driver(*pipes: Connection) -> None:
+    """End this process when the driver dies (a pool's worker would wait for ever) or closes its end of one of the pipes."""
     driver = multiprocessing.parent_process()
     assert driver is not None
-    wait_for([driver.sentinel, *hears])
+    wait_for([driver.sentinel, *pipes])
     os._exit(1)
 
 
@@ -326,20 +323,20 @@ def _tell_of_reading(size: int) -> None:
     from outrider.workers.models.digests import remembers
 
     once = "this is done once" if remembers() else "this is done each time, since the cache cannot be written"
-    _news.send(f"reading {size / 1e9:.1f} GB of weights to know them again; {once}")
+    _messages.send(f"reading {size / 1e9:.1f} GB of weights to know them again; {once}")
 
 
-# The modules behind these load transformers, so they are imported where they run.
+# The functions below run in the tokenizer process. What they import loads transformers, so they import it when called.
 def _prepare_pair(target: str, draft: str, by_headers: bool = False) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
     from outrider.workers.models.preparation import prepare_pair
 
-    return prepare_pair(target, draft, _tell_of_reading, lambda path: _news.send(Path(path)), by_headers)
+    return prepare_pair(target, draft, _tell_of_reading, lambda path: _messages.send(Path(path)), by_headers)
 
 
 def _prepare_scoring(model: str, against: str | None) -> tuple[ModelInfo, ModelInfo | None]:
     from outrider.workers.models.preparation import prepare_scoring
 
-    return prepare_scoring(model, against, _tell_of_reading, lambda path: _news.send(Path(path)))
+    return prepare_scoring(model, against, _tell_of_reading, lambda path: _messages.send(Path(path)))
 
 
 def _encode(path: str, prompts: list[Any], continued: bool) -> list[tuple[int, ...] | str]:

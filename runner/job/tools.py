@@ -1,4 +1,4 @@
-"""The tools that a chat offers, which of them its answer must call, and earlier calls: as OpenAI's clients spell them."""
+"""A chat's tools, tool choice and earlier tool calls, in OpenAI's form: checked and normalised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Choice = Literal["auto", "required", "named"]
 
 
 class ToolsAsked(NamedTuple):
-    """``tools`` as a chat template is given them, and what the answer must be, where it is not free."""
+    """``tools`` as the chat template gets them, the choice, and the constraint on the answer, if any."""
 
     tools: tuple[dict[str, Any], ...] = ()
     choice: Choice = "auto"
@@ -28,7 +28,7 @@ class ToolsAsked(NamedTuple):
 
 
 def tools_of(fields: dict[str, Any]) -> ToolsAsked:
-    """Takes the keys out of a chat's fields. With the choice "none", no tools are offered."""
+    """Remove the keys about tools from a chat's fields. With the choice "none" no tools are offered."""
     given, choice, parallel = fields.pop(TOOLS, None), fields.pop(CHOICE, None), fields.pop(PARALLEL, True)
     if not isinstance(parallel, bool):
         raise BadShape(f'"{PARALLEL}" must be true or false, got {shown(parallel)}')
@@ -50,14 +50,17 @@ def tools_of(fields: dict[str, Any]) -> ToolsAsked:
     if named is not None and named not in names:
         raise BadShape(f'"{CHOICE}" names the function "{short(named)}", which is none of "{TOOLS}"')
     kind: Choice = "named" if named is not None else "required" if choice == "required" else "auto"
-    # What only the service heeds is not for the model to read.
+    # "strict" is for the service, not for the model.
     offered = [{key: value for key, value in function.items() if key != "strict"} for function in functions]
     tools = tuple({"type": "function", "function": function} for function in offered)
     return ToolsAsked(tools, kind, _constraint(functions, kind, named, parallel))
 
 
 def _constraint(functions: list[dict[str, Any]], choice: Choice, named: str | None, parallel: bool) -> Constraint | None:
-    """A free answer is constrained where it calls: to the schemas of strict functions, and to one call where asked for."""
+    """The constraint on the answer; None for choice "auto" without strict functions and with parallel calls.
+
+    With "auto" the text stays free, and calls are constrained: to the schemas of strict functions, or to a single call.
+    """
     strict = any(function.get("strict") for function in functions)
     if choice == "auto" and not strict and parallel:
         return None
@@ -75,13 +78,13 @@ def _constraint(functions: list[dict[str, Any]], choice: Choice, named: str | No
 
 
 def _schema(function: dict[str, Any]) -> dict[str, Any]:
-    """Without "parameters" a function has none."""
+    """The schema of a function's arguments; without "parameters" it takes none."""
     schema: dict[str, Any] = function.get("parameters", {"properties": {}, "additionalProperties": False})
     return schema
 
 
 def _named(choice: object) -> str | None:
-    """The function that is to be called; None where none is named."""
+    """The function that "tool_choice" names; None if it names none."""
     if choice is None or choice in ("none", "auto", "required"):
         return None
     such_as = '{"type": "function", "function": {"name": "f"}}'
@@ -97,7 +100,7 @@ def _named(choice: object) -> str | None:
 
 
 def _function(place: str, tool: object) -> dict[str, Any]:
-    """What the tool says of its function, in the order in which models have learned to read it."""
+    """A tool's function, its keys in the order that models were trained on."""
     if not isinstance(tool, dict):
         raise BadShape(f"{place} must be an object such as {SUCH_AS}, got {shown(tool)}")
     if tool.get("type") != "function":
@@ -128,7 +131,7 @@ def _check_name(place: str, name: object) -> None:
 
 
 def calls_made(place: str, calls: object) -> tuple[dict[str, Any], ...]:
-    """The calls of an earlier answer. Templates write arguments themselves, so these become an object."""
+    """The tool calls of an earlier answer; arguments are parsed, since templates serialise them themselves."""
     if not isinstance(calls, list):
         raise BadShape(f'{place}: "tool_calls" must be a list, got {shown(calls)}')
     made = tuple(_call_made(f"{place}.tool_calls[{index}]", call) for index, call in enumerate(calls))
@@ -141,7 +144,7 @@ def calls_made(place: str, calls: object) -> tuple[dict[str, Any], ...]:
 def _call_made(place: str, call: object) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise BadShape(f"{place} must be an object, got {shown(call)}")
-    # Clients that put a stream together leave the place in it.
+    # Clients that assemble a streamed answer leave "index" in.
     no_others(place, call, {"id", "type", "function", "index"})
     if call.get("type", "function") != "function":
         raise BadShape(f'{place}: "type" must be function, got {shown(call["type"])}')
@@ -173,7 +176,7 @@ def _no_json(constant: str) -> NoReturn:
 
 
 def in_order_of_calls(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Many templates tell the answers of tools apart by their order alone, so they come in that of their calls.
+    """Messages with the answers of tools in the order of their calls, by which many templates tell them apart.
 
     An answer to a call that was not made just before is refused.
     """

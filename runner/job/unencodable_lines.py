@@ -1,20 +1,20 @@
-"""The line of a row that a program has handed over and that JSON cannot say: what it can say, and why not the rest."""
+"""Lines of rows from a Python program that JSON cannot hold: the part that it can hold, and the problem."""
 
 from __future__ import annotations
 
 import json
 
-# No line that JSON reads has it behind an object. It begins as the others do, by which lines of JSON are known.
+# Valid JSON cannot have this after an object. The line still begins with "{", by which lines of JSON are recognised.
 MARK = b" #outrider: "
 
 
 def written(said: bytes, problem: str) -> bytes:
-    """``said`` is an object as a line of JSON has it."""
+    """The line of a row; ``said``: the object with the part that JSON can hold."""
     return said + MARK + json.dumps(problem).encode() + b"\n"
 
 
 def read(line: bytes) -> tuple[bytes, str] | None:
-    """The object and the problem, of a line that is none of JSON; None where it is not of this kind."""
+    """The object and the problem of such a line; None for other lines."""
     said, mark, rest = line.rpartition(MARK)
     try:
         problem = json.loads(rest) if mark else None

@@ -46,7 +46,7 @@ class InPlace(PlanningProcess):
 @pytest.fixture(autouse=True)
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_process, "PlanningProcess", InPlace)
-    monkeypatch.setattr(tokenizer_process, "_news", mock.Mock(), raising=False)
+    monkeypatch.setattr(tokenizer_process, "_messages", mock.Mock(), raising=False)
 
 
 @pytest.fixture(scope="module")

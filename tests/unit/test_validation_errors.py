@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from outrider.runner.job.requests import SILENT_IN_MESSAGES, Message, Parameters, RowError, parse_simple
+from outrider.runner.job.requests import HARMLESS_IN_MESSAGES, Message, Parameters, RowError, parse_simple
 from outrider.runner.options.bench import BenchSpec
 from outrider.runner.options.job import JobSpec
 from outrider.runner.options.option import OptionModel, build_options, flag_of
@@ -51,7 +51,7 @@ def test_every_field_of_a_row(field: str, value: Any) -> None:
         assert field in sentence
 
 
-@pytest.mark.parametrize("field", [*Message.model_fields, *SILENT_IN_MESSAGES, "colour"])
+@pytest.mark.parametrize("field", [*Message.model_fields, *HARMLESS_IN_MESSAGES, "colour"])
 def test_every_field_of_a_message(field: str) -> None:
     taken = []
     for value in [*WRONG, None]:
@@ -66,7 +66,7 @@ def test_every_field_of_a_message(field: str) -> None:
             taken.append((value, parsed[1].model_dump().get(field)))
     for value, kept in taken:
         assert (
-            kept == value or (field, value) in [("content", []), ("tool_calls", [])] or value in SILENT_IN_MESSAGES[field]
+            kept == value or (field, value) in [("content", []), ("tool_calls", [])] or value in HARMLESS_IN_MESSAGES[field]
         ), "dropped silently"
 
 
