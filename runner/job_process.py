@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from outrider.runner.exit_codes import ALL_DONE, INTERRUPTED, SOME_FAILED
 from outrider.runner.options.job import JobSpec
-from outrider.runner.temporary_file import temporary_file, write_all
+from outrider.runner.temporary_file import last_line, temporary_file, write_all
 from outrider.workers import errors
 from outrider.workers.errors import JobError, JobStoppedError, OutriderError
 
@@ -24,7 +24,6 @@ POLL_SECONDS = 0.1
 # Set by Ray in its worker processes. The caller may be one; the job is not, so its environment lacks them.
 OF_A_RAY_WORKER = frozenset({"RAY_JOB_ID", "RAY_RAYLET_PID"})
 READ_AT_ONCE = 1 << 20
-LONGEST_COMPLAINT = 4096
 # The job's process searches the caller's sys.path, so it finds the same packages; it does not import the caller's __main__.
 BEGIN = "import sys; sys.path[:] = {path!r}; from outrider.runner.job_child import main; main()"
 
@@ -142,16 +141,9 @@ class JobProcess:
         """After the last event: a program may keep many ended jobs, and descriptors are limited."""
         with self._reading:
             if not self._events.closed:
-                self._complaint = _last_line(self._output)
+                self._complaint = last_line(self._output)
                 self._events.close()
                 self._output.close()
-
-
-def _last_line(file: IO[bytes]) -> str:
-    size = os.fstat(file.fileno()).st_size
-    said = os.pread(file.fileno(), LONGEST_COMPLAINT, max(0, size - LONGEST_COMPLAINT))
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-    return f" ({lines[-1]})" if lines else ""
 
 
 def _start_of(process: int) -> bytes | None:

@@ -10,6 +10,7 @@ from typing import IO
 from outrider.workers.errors import JobError
 
 LAST_STANDARD = 2  # the descriptor of standard error
+LONGEST_COMPLAINT = 4096
 
 
 def temporary_file() -> IO[bytes]:
@@ -34,3 +35,11 @@ def write_all(what: str, data: bytes, file: IO[bytes]) -> None:
     except OSError as error:
         said = f"{what} cannot be kept in a temporary file: {error.strerror}; name a directory with room with TMPDIR"
         raise JobError(said) from None
+
+
+def last_line(output: IO[bytes]) -> str:
+    """The last line of a process's output, as " (the line)" for a sentence about its end; "" if there is none."""
+    size = os.fstat(output.fileno()).st_size
+    end = os.pread(output.fileno(), LONGEST_COMPLAINT, max(0, size - LONGEST_COMPLAINT))
+    lines = [line.strip() for line in end.decode(errors="replace").splitlines() if line.strip()]
+    return f" ({lines[-1]})" if lines else ""

@@ -60,7 +60,7 @@ class BenchSpec(Options):
             decides_text=False,
         ),
     ] = False
-    # As the older tables' answers did.
+    # The answers of the older tools' tables ended so.
     stop_at_end: Annotated[
         bool,
         Option(
@@ -79,21 +79,21 @@ class BenchSpec(Options):
     plot: Annotated[Path | None, Option(help="Draw a chart: FILE.svg or FILE.png.", decides_text=False, metavar="FILE")] = (
         None
     )
-    # One pair, and one row at a time.
+    # The benchmark runs one pair, one row at a time.
     replicas: Annotated[
         int | None, Field(ge=1, le=4096), Option(help="One pair is measured.", decides_text=False, on_command_line=False)
     ] = None
     batch: Annotated[
         Literal[1], Option(help="One row at a time is measured.", decides_text=False, on_command_line=False)
     ] = 1
-    # Prompts come more than once here, and what was written for one must not be there already.
+    # Prompts are repeated, so neither suffixes nor a learning draft may know an earlier answer to the same prompt.
     answer_tokens: Annotated[
         Literal[0], Option(help="No answer knows another.", decides_text=False, on_command_line=False)
     ] = 0
     draft_learns: Annotated[
         Literal[False], Option(help="The draft does not learn.", decides_text=False, on_command_line=False)
     ] = False
-    # Each time at their full cost.
+    # Each prompt is prefilled in full each time.
     prefix_tokens: Annotated[
         Literal[0], Option(help="Prompts are read at their full cost.", decides_text=False, on_command_line=False)
     ] = 0

@@ -50,7 +50,7 @@ class ColumnOptions(OptionModel):
             decides_text=True,
         ),
     ] = False
-    # It decides what stands in results beside the texts, which two runs of one job have to agree on.
+    # Carried columns are part of the results, which must be the same when a job is resumed.
     carry: Annotated[
         str,
         AfterValidator(_carried),
@@ -70,7 +70,7 @@ class ColumnOptions(OptionModel):
     ] = None
 
     def check_new(self) -> None:
-        """Refuse what older versions began jobs with, which go on as they were begun: with the template."""
+        """Checks for new jobs only: a job that an older version began with both options goes on with the template."""
         if self.prompt_column is not None and self.template is not None:
             raise UsageError("--prompt-column and --template both say what the prompt is: leave out one")
 

@@ -1,12 +1,12 @@
-"""Which options ask something of a draft model, and which have no effect without one."""
+"""The options about drafts, and which of them have no effect without a draft model."""
 
 from __future__ import annotations
 
 from outrider.runner.options.values import NO_DRAFT
 
-# These propose without a draft model.
+# Values of --draft that find candidates in texts, without a draft model.
 FROM_TEXTS = ("lookup", "suffix")
-# What asks something of a draft model, with the values beside the usual one that ask nothing.
+# The options about drafts, each with the values besides its default that make sense without one.
 OF_A_DRAFT: dict[str, tuple[object, ...]] = {
     "draft_precision": (),
     "draft_tokens": (0,),
@@ -20,17 +20,17 @@ OF_A_DRAFT: dict[str, tuple[object, ...]] = {
     "small_draft_cache": (),
     "answer_tokens": (),
 }
-# Candidates that are found in texts are counted, too.
+# The options that need a draft model; the other two also apply to candidates that are found in texts.
 OF_A_MODEL_ALONE = frozenset(OF_A_DRAFT) - {"draft_tokens", "answer_tokens"}
 
 
 def idle_without_draft(draft: object, draft_tokens: object) -> frozenset[str]:
-    """The options that have no effect where these two say that no draft model runs."""
+    """The options that have no effect with these values of ``--draft`` and ``--draft-tokens``."""
     if draft == NO_DRAFT or draft_tokens == 0:
         return frozenset(OF_A_DRAFT)
     return OF_A_MODEL_ALONE if draft in FROM_TEXTS else frozenset()
 
 
 def keeps_answers(draft: str) -> bool:
-    """Does this draft look in what other rows wrote?"""
+    """Whether suffixes are searched, and so answers of other rows kept."""
     return draft in ("auto", "suffix") or draft.endswith("+suffix")

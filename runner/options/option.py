@@ -1,4 +1,4 @@
-"""What an option says of itself; from that come the command line, YAML keys, Python interface and a job's identity."""
+"""Declarations of options, from which command line, YAML keys, Python interface and a job's identity are made."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ AnyOptions = TypeVar("AnyOptions", bound="OptionModel")
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A flag that stands for one value of an option, as the older tools have them."""
+    """A flag that stands for one value of an option, for compatibility with the older tools."""
 
     name: str
     flags: tuple[str, ...]
     help: str
     default: bool
-    # What the option is where the switch is not as usual.
+    # The option's value when the switch is not at its default.
     value: Any
-    # What is said where the option is given with another value ({}). Without it, that value holds.
+    # The error if the option is given too, with another value ({}). Without this sentence the option's value holds.
     conflict: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Stands in the annotation of a field of an ``OptionModel``; bounds are pydantic's, beside it."""
+    """The annotation of a field of an ``OptionModel``; bounds are pydantic's, beside it."""
 
     help: str
-    # Whether a row's text may be another where this is: then it belongs to a job's identity, and a resumed job keeps to it.
+    # Whether a row's text depends on it: then it is part of the job's identity, and a resumed job must have the same value.
     decides_text: bool
-    # Beside the field's own name with hyphens: short ones, and those of the older tools.
+    # Further flags: short ones, and those of the older tools.
     spellings: tuple[str, ...] = ()
-    # Where the command line calls it otherwise than the field is called.
+    # The flag, if it is not the field's name with hyphens.
     flag: str = ""
     metavar: str | None = None
-    # Given without a flag; what to do where it is missing.
+    # An argument without a flag, and what to do if it is missing.
     positional: bool = False
     if_missing: str = ""
-    # Known in files and in Python only.
+    # False: only in configuration files and in Python.
     on_command_line: bool = True
     switches: tuple[Switch, ...] = ()
 
@@ -75,7 +75,7 @@ class OptionModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML reads ``yes`` as true, which Python counts as 1."""
+        """Refuse true and false for a number: YAML reads ``yes`` as true, and Python takes True for 1."""
         if isinstance(value, bool) and info.field_name is not None:
             kind = cls.model_fields[info.field_name].annotation
             kinds = {*(get_args(kind) or [kind])} - {type(None)}
@@ -86,17 +86,17 @@ class OptionModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_bytes_for_a_text(cls, value: Any) -> Any:
-        """Pydantic would read them as one."""
+        """Refuse bytes, which pydantic would decode."""
         if isinstance(value, bytes):
             raise ValueError("be a text")
         return value
 
     def check(self) -> None:
-        """Refuse what no option can see by itself: those that do not go together."""
+        """Refuse combinations of options that do not go together."""
 
     @classmethod
     def overruled(cls, given: Mapping[str, Any]) -> frozenset[str]:
-        """The options that are about nothing any more beside those given; what a file says of them is left aside."""
+        """Options of a configuration file that have no effect beside the given ones, and are ignored."""
         return frozenset()
 
 
@@ -105,7 +105,7 @@ def option_of(field: FieldInfo) -> Option:
 
 
 def flag_of(kind: type[OptionModel], name: str) -> str:
-    """How the command line calls a field."""
+    """A field's flag on the command line."""
     option = option_of(kind.model_fields[name])
     return name.upper() if option.positional else option.flag or f"--{name.replace('_', '-')}"
 
@@ -120,8 +120,8 @@ def _has_path(annotation: Any) -> bool:
 
 
 def home_read(path: Any) -> Any:
-    """A path whose ~ no shell has read."""
-    return os.path.expanduser(path) if isinstance(path, str) else path  # noqa: PTH111  (Path.expanduser raises where nobody has that home)
+    """A path with ~ expanded, which no shell has done."""
+    return os.path.expanduser(path) if isinstance(path, str) else path  # noqa: PTH111  (Path's raises for an unknown user)
 
 
 def deciding(kind: type[OptionModel]) -> list[str]:
@@ -130,7 +130,7 @@ def deciding(kind: type[OptionModel]) -> list[str]:
 
 
 def sections(kind: type[OptionModel]) -> dict[type[OptionModel], list[str]]:
-    """The names of all options by the class that declared them first: the command's own come before those it shares."""
+    """The names of all options by the class that declares them; the command's own section comes first."""
     classes = [each for each in kind.__mro__ if issubclass(each, OptionModel)]
     found: dict[type[OptionModel], list[str]] = {each: [] for each in classes}
     for name in kind.model_fields:
@@ -144,9 +144,9 @@ def build_options(
     config_file: Path | None = None,
     not_in_file: Set[str] = frozenset(),
 ) -> AnyOptions:
-    """A specification from the options given, over those of a file, over the defaults.
+    """A model of options: given ones override those of a file, which override the defaults.
 
-    ``not_in_file``: what the program gives that calls, so that a file's own would count for nothing.
+    ``not_in_file``: options that the calling program sets itself; the file must not have them.
     """
     if unknown := sorted(options.keys() - kind.model_fields.keys()):
         known = sorted(name for name, field in kind.model_fields.items() if not option_of(field).positional)
@@ -170,14 +170,14 @@ def build_options(
 
 
 def apply_switch(switch: Switch, name: str, options: dict[str, Any]) -> None:
-    """Give the option that a switch belongs to the switch's value, where it has none."""
+    """Set a switch's option to the switch's value if it is not given; an error if it conflicts."""
     if switch.conflict and options.get(name, switch.value) != switch.value:
         raise UsageError(switch.conflict.format(options[name]))
     options.setdefault(name, switch.value)
 
 
 def _options_of(kind: type[OptionModel], path: Path) -> dict[str, Any]:
-    """What a file says, by the names of fields. Its keys are what the command line calls the options and the switches."""
+    """A file's options by field name. Its keys are the flags of options and switches without hyphens."""
     content = _read_config(path)
     fields = {name: option_of(field) for name, field in kind.model_fields.items()}
     names = {name: name for name in fields} | {
@@ -202,7 +202,7 @@ def _options_of(kind: type[OptionModel], path: Path) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses what YAML forbids and its readers let pass: a key that stands twice, of which the last would be taken."""
+    """Refuses repeated keys, which YAML forbids but its loaders accept, taking the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

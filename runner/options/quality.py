@@ -66,7 +66,7 @@ class ScoreSpec(ComputedModel, UnitOptions, WaitingOptions):
 class QuantizeSpec(ModelOptions, UnitOptions, WaitingOptions):
     """The new checkpoint"""
 
-    # Both must be given; quantize says so.
+    # out and bits are required; quantize reports a missing one.
     out: Annotated[
         NamedPath | None,
         Option(
@@ -129,7 +129,7 @@ class MergeSpec(OptionModel):
             metavar="MODEL",
         ),
     ] = None
-    # Must be given; merge says so.
+    # Required; merge reports a missing one.
     out: Annotated[
         NamedPath | None,
         Option(help="Directory of the merged model.", decides_text=False, spellings=("-o",), metavar="DIR"),

@@ -14,7 +14,7 @@ from outrider.runner.options.values import Name, NamedPath
 
 
 def _hostname(value: str) -> str:
-    """As the Host header of a request can have it, in front of its port."""
+    """A host name as in a Host header, without the port."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", value):
         raise ValueError(
             "be a name of letters, digits, - and . alone, such as batch.example.org (no http://, port or path)"
@@ -33,7 +33,7 @@ class ServeSpec(Options):
             metavar="DIR",
         ),
     ] = Path("outrider-data")
-    # On the command line by name and repeated: -m name=path.
+    # On the command line: -m NAME=MODEL, repeated.
     models: Annotated[
         dict[str, Name],
         Option(help="The models by the names that clients call them.", decides_text=False, on_command_line=False),

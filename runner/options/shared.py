@@ -32,7 +32,7 @@ ASSISTED = Switch(
     value=NO_DRAFT,
     conflict="--no-assisted runs without a draft, --draft {} with one: leave out one",
 )
-# What those who sample without saying how warm have always got.
+# transformers' default when sampling is on.
 DO_SAMPLE = Switch(
     "do_sample",
     ("--do-sample", "--do_sample"),
@@ -83,7 +83,7 @@ class EngineOptions(OptionModel):
             decides_text=True,
         ),
     ] = "auto"
-    # Only the hf engine has both, and which engine it is stands in the identity.
+    # Not part of the identity, although texts depend on it: only the hf engine has both kinds, and it promises no equality.
     fast_attention: Annotated[
         bool,
         Option(
@@ -92,7 +92,7 @@ class EngineOptions(OptionModel):
             spellings=("--fast_attention",),
         ),
     ] = True
-    # Where it changes a bit, the numeric path says so, and a job that goes on is held to that.
+    # If it changes bits, the numeric path says so, which is compared when a job is resumed.
     ipex: Annotated[
         bool, Option(help="Use Intel's extension for PyTorch where it is installed (hf engine, CPU).", decides_text=False)
     ] = True
@@ -302,7 +302,7 @@ class Options(
             )
 
     def asked_of_a_draft(self, names: Iterable[str]) -> list[str]:
-        """Those of these options that ask something of a draft, as the command line spells them."""
+        """The flags of those of these options that are set to something that needs a draft."""
         found = []
         for name in sorted(names):
             value, flag = getattr(self, name), flag_of(type(self), name)
@@ -314,5 +314,5 @@ class Options(
     def overruled(cls, given: Mapping[str, Any]) -> frozenset[str]:
         draft = given.get("draft")
         idle = idle_without_draft(draft, given.get("draft_tokens"))
-        # What is no text is refused as such.
+        # A value that is not a text is refused later.
         return idle if not isinstance(draft, str) or keeps_answers(draft) else idle | {"answer_tokens"}

@@ -1,4 +1,4 @@
-"""What values options can have, where several options share them."""
+"""Types of option values that several options share."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Per = Literal["auto", "node", "socket", "machine"]
 MOST_DRAFT_TOKENS = 64
 MOST_SHORTLISTED = 1 << 24
 NO_DRAFT = "none"
-# A file that is called so holds options, unless it is said what its lines are.
+# Suffixes of configuration files; an input with one is refused unless --format is given.
 CONFIG_SUFFIXES = (".yaml", ".yml")
 
 
 def _named(value: object) -> object:
-    """A name or a path that somebody gave."""
+    """Refuse an empty name or path, and one with a NUL."""
     if isinstance(value, str | Path) and (not str(value) or "\0" in str(value)):
         raise ValueError("be a name that is not empty and holds no NUL")
     return value
@@ -65,7 +65,7 @@ def _number_or_auto(most: int) -> Callable[[object], object]:
 
 
 def _no_plain(value: object) -> object:
-    """As notes and reports call the layout of those that run without a draft."""
+    """Refuse "plain", which notes and reports call the layout without a draft, but which is not a choice of --layout."""
     if value == "plain":
         raise ValueError("be auto, split or shared (plain is what --draft none runs as)")
     return value

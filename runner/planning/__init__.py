@@ -1,1 +1,1 @@
-"""Who runs where: the machine as it is, and plans for it."""
+"""The machine's topology, and plans that give actors cores, memory and devices."""

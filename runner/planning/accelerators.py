@@ -1,4 +1,4 @@
-"""CUDA and XPU devices as PCI sees them, with the NUMA node each hangs on. No torch: the driver process has none."""
+"""CUDA and XPU devices from sysfs, with the NUMA node of each. Without torch, which the driver does not load."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """``name`` is what torch calls it here (``cuda:0``), ``selector`` what CUDA_VISIBLE_DEVICES calls it.
+    """``name``: torch's name in this process (``cuda:0``); ``selector``: its entry in CUDA_VISIBLE_DEVICES.
 
-    The two differ where that variable is set already. ``node`` and ``memory_bytes`` are None, and ``uuid`` is empty, where
-    nobody says.
+    The numbers differ if that variable is already set. ``node`` and ``memory_bytes`` are None, and ``uuid`` is empty, if
+    unknown.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Accelerator:
 
     @property
     def lease(self) -> str:
-        """The physical device's name host-wide: two runs may call different devices ``cuda:0``."""
+        """The name of the physical device on its host: ``cuda:0`` may be different devices in two runs."""
         return f"{self.kind}-{self.selector}"
 
     @property
@@ -68,7 +68,7 @@ def _node(device: Path, cpus_by_node: dict[int, frozenset[int]]) -> int | None:
     node = sysfs.read_int(device / "numa_node")
     if node in cpus_by_node:
         return node
-    # -1 is common in virtual machines, and where the firmware is silent the bus may still name its CPUs.
+    # -1 is common in virtual machines; the device's local CPUs may still tell the node.
     local = sysfs.read_set(device, "local_cpulist", "local_cpus") or frozenset()
     holders = [node for node, cpus in cpus_by_node.items() if cpus & local]
     candidates = holders or list(cpus_by_node)
@@ -78,11 +78,10 @@ def _node(device: Path, cpus_by_node: dict[int, frozenset[int]]) -> int | None:
 def visible_here(
     accelerators: tuple[Accelerator, ...], dev: Path = Path("/dev"), proc: Path = Path("/proc")
 ) -> tuple[Accelerator, ...]:
-    """Those that this process can open, numbered as torch will number them.
+    """The devices that this process can open, numbered as torch will number them.
 
-    A container sees every device of its host in sysfs, but has device files only for its own. Where sysfs is hidden
-    instead, the device files alone show that there is something. Refused where CUDA_VISIBLE_DEVICES names what cannot be
-    told apart.
+    A container sees all devices of its host in sysfs, but has device files only for its own. If sysfs is hidden, the device
+    files alone show the devices. An error if CUDA_VISIBLE_DEVICES names a device that cannot be identified.
     """
     files = sorted(int(path.name[6:]) for path in dev.glob("nvidia[0-9]*") if path.name[6:].isdecimal())
     cuda = [each for each in accelerators if each.kind == "cuda"]
@@ -90,17 +89,17 @@ def visible_here(
     shown = [each for each, minor in zip(cuda, minors, strict=True) if minor in files]
     if files and not shown:
         shown = [Accelerator(f"cuda:{minor}", "", None, "") for minor in files]
-    told = _told_by_the_driver() if shown else {}
+    known = _from_nvidia_smi() if shown else {}
     for index, each in enumerate(shown):
-        memory_bytes, uuid = told.get(each.address.lower(), (None, ""))
+        memory_bytes, uuid = known.get(each.address.lower(), (None, ""))
         shown[index] = replace(each, selector=str(index), memory_bytes=memory_bytes, uuid=uuid)
     shown = _chosen_by(os.environ.get("CUDA_VISIBLE_DEVICES"), shown)
     xpu = [each for each in accelerators if each.kind == "xpu"] if (dev / "dri").is_dir() else []
     return tuple(replace(each, name=f"{each.kind}:{index}") for group in (shown, xpu) for index, each in enumerate(group))
 
 
-def _told_by_the_driver() -> dict[str, tuple[int | None, str]]:
-    """Bytes and UUID of each CUDA device by its PCI address, from the driver's own tool; sysfs does not tell."""
+def _from_nvidia_smi() -> dict[str, tuple[int | None, str]]:
+    """Memory and UUID of each CUDA device by its PCI address, which sysfs does not have; empty without nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=pci.bus_id,memory.total,uuid", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=True).stdout
@@ -109,7 +108,7 @@ def _told_by_the_driver() -> dict[str, tuple[int | None, str]]:
     found = {}
     for line in said.splitlines():
         address, megabytes, uuid = (word.strip() for word in f"{line},,".split(",")[:3])
-        # It writes the domain with eight digits, sysfs with four.
+        # nvidia-smi writes the PCI domain with eight digits, sysfs with four.
         found[address.lower()[-12:]] = (int(megabytes) << 20 if megabytes.isdecimal() else None, uuid)
     return found
 
@@ -127,7 +126,7 @@ def _chosen_by(variable: str | None, devices: list[Accelerator]) -> list[Acceler
     for word in map(str.strip, variable.split(",")):
         if word.startswith(("GPU-", "MIG-")):
             chosen.append(_by_uuid(word, devices))
-        # CUDA stops at the first entry that it does not know, and so do we.
+        # CUDA stops at the first unknown entry too.
         elif not word.isdecimal() or int(word) >= len(devices):
             break
         else:
@@ -136,7 +135,7 @@ def _chosen_by(variable: str | None, devices: list[Accelerator]) -> list[Acceler
 
 
 def _by_uuid(word: str, devices: list[Accelerator]) -> Accelerator:
-    """CUDA takes the beginning of a UUID as well, if it is one device's only."""
+    """The device with this UUID or, as CUDA accepts it, an unambiguous prefix of one."""
     found = [each for each in devices if each.uuid.startswith(word)]
     if len(found) != 1:
         why = "is a part of a device" if word.startswith("MIG-") else "nvidia-smi tells of no device here"

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: affinity, cgroup cpuset, memory nodes, memory limit and CPU quota."""
+"""The limits of this process: affinity, cgroup cpuset, memory nodes, memory limit and CPU quota."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from outrider.runner.planning import sysfs
 from outrider.workers.machine.pin_check import memory_policy
 
-# cgroup v1 writes "no limit" as the largest page-aligned number; nothing real comes near.
+# cgroup v1 writes "no limit" as the largest page-aligned number; larger than any real limit.
 NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """None means that nothing limits it. ``cpu_quota`` is in CPUs' worth of time."""
+    """None: not limited. ``cpu_quota`` is a number of CPUs, possibly a fraction."""
 
     cpus: frozenset[int] | None = None
     memory_nodes: frozenset[int] | None = None
@@ -53,7 +53,7 @@ def read_allowance(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgro
 
 
 def available_bytes(proc: Path = Path("/proc")) -> int | None:
-    """How much memory of this machine no program uses at the moment; None where it does not tell."""
+    """The memory that is available now (MemAvailable); None if unknown."""
     for line in (sysfs.read_text(proc / "meminfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable" and (words := value.split()) and words[0].isdecimal():
@@ -62,7 +62,7 @@ def available_bytes(proc: Path = Path("/proc")) -> int | None:
 
 
 def _bound(nodes: frozenset[int] | None) -> frozenset[int] | None:
-    """Within what this process itself is bound to: whoever began it under ``numactl -m`` meant all of it."""
+    """The nodes restricted to the memory policy of this process (``numactl -m``), which holds for its actors too."""
     policy, chosen = memory_policy()
     if policy != "bind" or not chosen:
         return nodes
@@ -78,7 +78,7 @@ def _memory_nodes(proc: Path) -> frozenset[int] | None:
 
 
 def cgroup_folders(proc: Path, cgroup: Path) -> Iterator[Path]:
-    """Every folder whose limits hold for this process: its own and all above, in the unified and in the old hierarchies."""
+    """The cgroup folders whose limits apply to this process: its own and all parents, in cgroup v2 and v1 hierarchies."""
     for line in (sysfs.read_text(proc / "self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -86,7 +86,7 @@ def cgroup_folders(proc: Path, cgroup: Path) -> Iterator[Path]:
         if controllers:
             roots.append(cgroup / controllers)
         relative = Path(path.lstrip("/"))
-        if ".." in relative.parts:  # a container that sees only a part of the hierarchy
+        if ".." in relative.parts:  # a container sees only a part of the hierarchy
             relative = Path()
         for root in dict.fromkeys(roots):
             yield from (root / part for part in (relative, *relative.parents) if (root / part).is_dir())

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from outrider.runner.planning import sysfs
 
-# No core has more threads (POWER's have eight); a larger group of "equal core ids" is a file that says nothing.
+# The most threads of a core (POWER has eight); a larger group of CPUs with equal core ids means that the file is wrong.
 MOST_SIBLINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """``known`` have a folder (or are listed, where no CPU has one); the maps hold what the files say, unchecked."""
+    """``known``: CPUs with a folder (or listed, if none has a folder). The maps hold the files' values, unchecked."""
 
     known: frozenset[int]
     online: frozenset[int]
@@ -25,7 +25,7 @@ class Cpus:
     node_links: Mapping[int, int]
 
     def sockets(self, node_of: Mapping[int, int]) -> dict[int, int]:
-        """Each CPU's socket: its package id, else its place among the groups of package mates, else its node."""
+        """Each CPU's socket: its package id, else the index of its group of package mates, else its node."""
         if any(package >= 0 for package in self.packages.values()):
             known = {cpu: package for cpu, package in self.packages.items() if package >= 0}
             fallback = min(known.values())
@@ -74,7 +74,7 @@ def read_cpus(folder: Path, listed_by_nodes: frozenset[int], warnings: list[str]
         whole = sysfs.read_set(topology, "package_cpus_list", "package_cpus", "core_siblings_list", "core_siblings")
         if whole is not None:
             package_mates[cpu] = whole
-        # Only where both agree is it a link to a node: some trees have several.
+        # Used only if there is exactly one link: some trees have several.
         if len(links := list(sysfs.numbered(folders[cpu], "node"))) == 1:
             node_links[cpu] = links[0]
     return Cpus(frozenset(folders), online, siblings, core_ids, packages, package_mates, node_links)
@@ -85,7 +85,7 @@ def physical_cores(cpus: Cpus, node_of: Mapping[int, int], warnings: list[str]) 
     by_id: dict[tuple[int, ...], set[int]] = {}
     for cpu, core in cpus.core_ids.items():
         if cpu in node_of:
-            # Core ids count within a node on some machines with several nodes a socket.
+            # On some machines with several nodes per socket core ids are unique only within a node.
             by_id.setdefault((*core, node_of[cpu]), set()).add(cpu)
 
     taken: set[int] = set()

@@ -1,4 +1,4 @@
-"""From a placement request to actors that may start: plan on free cores, wait for held ones, and say what is waited for."""
+"""Plans on cores that no other run holds, and waits for held ones if need be."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def plan_on_free_cores(
     sleep: Callable[[float], None] = time.sleep,
     share: bool = False,
 ) -> Plan:
-    """A plan on this host's free cores. What would fit the whole host is waited for, for ``seconds`` at most.
-    Cores that other runs are willing to ``share`` are free.
+    """A plan on this host's free cores. If it would fit the host but not its free cores, wait for ``seconds`` at most.
 
-    The plan is no claim: two runs may plan the same core, and the actor that comes second finds its lease taken. Its
-    driver then plans anew.
+    ``share``: cores of runs with ``--share-cores`` count as free. A plan claims nothing: two runs may plan the same core;
+    the second actor finds the core leased, and its driver plans anew.
     """
     machine = read()
     whole = plan([machine], sizes, request)
@@ -54,9 +53,9 @@ def plan_on_free_cores(
 
 
 def ray_options(actor: PlannedActor, launch: Launch, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """For ``Actor.options(**...)``; the driver adds the node affinity of ``actor.host``.
+    """The arguments of ``Actor.options``, without the node affinity of ``actor.host``.
 
-    Ray's own count of CPUs is left out of it: it would hide the cores of one node behind those of another.
+    Ray's CPU count is not used (num_cpus=0), since it does not tell NUMA nodes apart.
     """
     resources = dict(actor.resources)
     return {

@@ -1,4 +1,4 @@
-"""Which layouts of a target and its draft are worth trying, given the cores of their replica. Pure."""
+"""The layouts of a target and its draft that are worth trying on their replica's cores. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from outrider.workers.speculation import LayoutKind
 def layouts_of(
     target: PlannedActor, draft: PlannedActor | None, movable: bool, parallel: bool = False, texts: bool = False
 ) -> tuple[Layout, ...]:
-    """The first is where a job begins. ``movable`` says whether both may be taken to other cores of their replica.
+    """The layouts to try; a job begins with the first. ``movable``: both actors can move to other cores of their replica.
 
-    Named as ``--layout`` names them. *shared*: both on the same cores, one after the other. *split*: the draft has cores of
-    its own and drafts ahead, so that both work at the same time. *plain*: no draft. Where both are movable, all three are
-    worth trying.
+    *shared*: both on the same cores, one after the other. *split*: the draft has cores of its own and drafts ahead, so that
+    both work at the same time. *plain*: no draft. If both are movable, all three are tried.
 
-    A ``parallel`` draft never drafts ahead, on cores of its own either: it would have to guess that all its candidates are
-    accepted, and the token after them, which comes true too rarely to pay for the cores.
+    A ``parallel`` draft does not draft ahead, even on cores of its own: all of its candidates would have to be accepted and
+    the next token guessed, which is too rare to pay for the cores.
 
-    Without a draft model there is nothing to lay out. The name says so in job.json, and whether candidates come from
-    ``texts``.
+    Without a draft model there is one layout, whose name in job.json says whether candidates come from ``texts``.
     """
     if draft is None:
         return (

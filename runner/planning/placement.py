@@ -1,6 +1,6 @@
-"""Which actor gets what: topology, model sizes and a request in; cores, memory nodes, devices and resources out.
+"""Placement: from topology, model sizes and a request to cores, memory nodes, devices and resources of each actor.
 
-Pure and deterministic. A request that cannot be granted is refused in one sentence that shows the sum.
+Pure and deterministic. A request that cannot be granted is refused in one sentence with the sum of what it needs.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from outrider.runner.planning.units import (
 from outrider.workers.errors import PlacementError
 from outrider.workers.machine.pinning import Pin
 
-# From this many cores on, a layout that is left open gives the draft cores of its own.
+# With layout "auto" the draft gets cores of its own from this many cores on.
 CORES_TO_SPLIT = 2
-# Unless the request says otherwise, one core in so many goes to the draft.
+# By default one core in this many is the draft's.
 TARGET_CORES_A_DRAFT_CORE = 8
-# One part in so many of what is needed is worth a word when it does not fit.
+# A refusal advises on parts that are at least 1/NOTABLE of the memory needed.
 NOTABLE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedActor:
-    """One process. ``cores`` are CPU numbers, one for each physical core; ``leases`` are what it must hold host-wide.
+    """One process. ``cores``: CPU numbers, one per physical core; ``leases``: names of the cores and devices to lease.
 
-    ``memory`` says how many bytes are counted on which node, ``resources`` what Ray is asked for.
+    ``memory``: planned bytes by NUMA node; ``resources``: its Ray resources.
     """
 
     role: str
@@ -60,7 +60,7 @@ class PlannedActor:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``spared`` are the cores that are left to Ray and the driver, one a host at most."""
+    """``spared``: the cores that are left to Ray and the driver, at most one per host."""
 
     actors: tuple[PlannedActor, ...]
     notes: tuple[str, ...] = ()
@@ -87,14 +87,14 @@ class _Assignment:
 def plan(hosts: Sequence[Topology], sizes: ModelSizes, request: PlacementRequest) -> Plan:
     """Cores and memory for every actor, on one host or several."""
     check(sizes, request)
-    # A run that plans anew may have used up its quota itself: it reads no refusal, and waits.
+    # Also when a run plans further replicas and holds all cores itself; then the refusal is not shown, and it waits.
     if not any(working_cores(host) for host in hosts):
         raise PlacementError("no core is free: all that this process may use are held by other runs")
     accelerators = _chosen_accelerators(hosts, request)
     kinds = PER[1:] if request.per == "auto" else (request.per,)
     refusals: list[PlacementError] = []
     for per in kinds:
-        # What follows the semicolon is advice, which is being taken here.
+        # The advice after the semicolon is left out, since it is followed here.
         notes = [f"spread over a {per}: {str(refusals[0]).partition(';')[0]}"] if refusals else []
         try:
             if accelerators:
@@ -104,12 +104,12 @@ def plan(hosts: Sequence[Topology], sizes: ModelSizes, request: PlacementRequest
             return _divide(hosts, assignments, sizes, request, notes)
         except PlacementError as refusal:
             refusals.append(refusal)
-    # The widest unit's refusal shows the largest sum there is.
+    # The refusal of the widest unit, which has the most memory.
     raise refusals[-1]
 
 
 def _chosen_accelerators(hosts: Sequence[Topology], request: PlacementRequest) -> list[tuple[Topology, Accelerator]]:
-    """The accelerators asked for, in the order asked; empty where the targets run on the CPU."""
+    """The accelerators of ``--devices``, in that order; empty if the targets run on the CPU."""
     chosen: list[tuple[Topology, Accelerator]] = []
     named = [device for device in request.devices if device != "cpu"]
     for device in named:
@@ -117,8 +117,8 @@ def _chosen_accelerators(hosts: Sequence[Topology], request: PlacementRequest) -
         if not matching and not request.devices_left:
             if refused := next((host.accelerators_refused for host in hosts if host.accelerators_refused), ""):
                 raise PlacementError(refused)
-            there = sorted({each.name for host in hosts for each in host.accelerators})
-            raise PlacementError(f'device "{device}" is not there; this machine has {", ".join([*there, "cpu"])}')
+            present = sorted({each.name for host in hosts for each in host.accelerators})
+            raise PlacementError(f'device "{device}" is not there; this machine has {", ".join([*present, "cpu"])}')
         chosen += [pair for pair in matching if pair not in chosen]
     if named and not chosen:
         raise PlacementError(f"none of --devices {','.join(request.devices)} is free")
@@ -132,10 +132,10 @@ def _chosen_accelerators(hosts: Sequence[Topology], request: PlacementRequest) -
 
 
 def _assign_cpus(hosts: Sequence[Topology], sizes: ModelSizes, per: str, request: PlacementRequest) -> list[_Assignment]:
-    """Replicas go round the units, one each time round, to units that still have a core and the memory."""
+    """Deal replicas out to units in turn, one per unit and turn, as long as a unit has a free core and the memory."""
     everywhere = [unit for host in hosts for unit in units(host, per)]
     if sizes.draft is not None and request.replicas is None and request.layout == "auto":
-        # A pair that has to share a lone core would lag behind all others; it is placed only where nothing else is.
+        # A pair on a single core would lag behind the others, so such units are used only if there are no others.
         everywhere = [unit for unit in everywhere if len(unit.cores) >= CORES_TO_SPLIT] or everywhere
     free_memory = FreeMemory.of(hosts)
     counts = [0] * len(everywhere)
@@ -164,8 +164,8 @@ def _assign_cpus(hosts: Sequence[Topology], sizes: ModelSizes, per: str, request
 
 
 def _need(sizes: ModelSizes, host: Topology) -> int:
-    there = sizes.on(host.in_pairs)
-    return there.of_target + there.of_draft
+    on_host = sizes.on(host.in_pairs)
+    return on_host.of_target + on_host.of_draft
 
 
 def _too_big(
@@ -203,7 +203,7 @@ def _too_big(
 
 
 def _smaller(sizes: ModelSizes, need: int) -> str:
-    """What needs less, of what takes a good part."""
+    """Advice on what would need less memory, for parts that are a notable share of the need."""
     part = need / NOTABLE
     ways = []
     if sizes.target + (sizes.draft or 0) >= part:
@@ -218,7 +218,7 @@ def _smaller(sizes: ModelSizes, need: int) -> str:
 
 
 def _assign_accelerators(accelerators: Sequence[tuple[Topology, Accelerator]], per: str) -> list[_Assignment]:
-    """Each accelerator's replica sits on the accelerator's own node, and shares it with others that hang there."""
+    """Put each accelerator's replica on the unit nearest to it, divided among the accelerators there."""
     by_unit: dict[tuple[str, str], tuple[Unit, list[Accelerator]]] = {}
     for host, accelerator in accelerators:
         candidates = units(host, per)
@@ -287,7 +287,7 @@ def _divide(
             if role == "draft" and sizes.draft is None:
                 continue
             device = draft_device if role == "draft" else target_device
-            # Where the two share cores the target holds them: a lock has one holder, a count is claimed once.
+            # On shared cores only the target leases them and claims their Ray resources.
             claims = () if role == "draft" and draft_cores == target_cores else cores
             resources: dict[str, float] = {}
             for core in claims:
@@ -319,7 +319,7 @@ def _divide(
 
 
 def _memory_nodes(assignment: _Assignment, free_memory: FreeMemory, need: int) -> tuple[int, ...]:
-    """The nodes of the replica's own cores; wider, up to all that its unit has, only where they are too small."""
+    """The memory nodes of the replica's own cores, and further ones of its unit only if those are too small."""
     host = assignment.unit.topology
     homes = {core.node for core in assignment.cores}
     nodes = memory_of(host, [node for node in host.nodes if node.id in homes])
@@ -340,7 +340,7 @@ def _parts(
     target_device: str,
     draft_device: str,
 ) -> tuple[tuple[Core, ...], tuple[Core, ...]]:
-    """Target's and draft's cores. The draft's come from the replica's largest node, so that the target is there too."""
+    """The cores of target and draft. The draft's come from the replica's largest node, where the target has some too."""
     cores = assignment.cores
     if sizes.draft is None:
         return (cores if target_device == "cpu" else cores[:1]), ()
@@ -350,7 +350,7 @@ def _parts(
         split = split or (request.layout == "auto" and len(cores) >= CORES_TO_SPLIT)
         default = max(1, len(cores) // TARGET_CORES_A_DRAFT_CORE)
     else:
-        # A target on an accelerator needs one core to feed it; what else there is, is the draft's if it runs on the CPU.
+        # A target on an accelerator needs one core; the others are the draft's if it runs on the CPU.
         split = split or (request.layout == "auto" and len(cores) >= 2)
         default = len(cores) - 1 if draft_device == "cpu" else 1
     if not split:

@@ -1,4 +1,4 @@
-"""What is asked of a plan: how much the models need, and where a person wants them."""
+"""The input of a plan: the memory that the models need, and the user's options about placement."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PER: tuple[Per, ...] = get_args(Per)
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Bytes of one replica: weights, keys and values of its rows, room for its processes and their work, and answers kept.
+    """Bytes of one replica: weights, keys and values (kv), working memory of its processes (room), and kept answers.
 
-    ``draft`` is None where there is no draft actor, 0 where it holds no model (lookup). ``int8_cache``: whether keys and
-    values of the target could take 8 bits. ``target_pairs`` and ``draft_pairs`` are taken on hosts that multiply in pairs
-    of channels, beside the rest.
+    ``draft`` is None without a draft actor, 0 if it holds no model (lookup). ``int8_cache``: whether the target's keys and
+    values could take 8 bits. ``target_pairs``, ``draft_pairs``: further memory on hosts whose kernels multiply pairs of
+    channels (avx512pairs).
     """
 
     target: int
@@ -34,7 +34,7 @@ class ModelSizes:
     draft_pairs: PairsMemory = NO_PAIRS
 
     def on(self, in_pairs: frozenset[Scales]) -> ModelSizes:
-        """On a host that multiplies codes with such scales in pairs."""
+        """The sizes on a host whose kernels multiply codes with such scales in pairs."""
         target, draft = self.target_pairs.on(in_pairs), self.draft_pairs.on(in_pairs)
         return replace(self, target_room=self.target_room + target, draft_room=self.draft_room + draft)
 
@@ -44,7 +44,7 @@ class ModelSizes:
 
     @property
     def beside_device(self) -> tuple[int, int]:
-        """What processes of target and draft take of their host's memory while their models are on an accelerator."""
+        """The host memory of target and draft when their models are on an accelerator."""
         return self.target_room + self.answers, self.draft_room
 
     @property
@@ -54,11 +54,11 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """``per="auto"`` is a node where a replica fits one, else a socket, else the machine.
+    """``per="auto"``: a node if a replica fits one, else a socket, else the machine.
 
-    Each accelerator in ``devices`` carries one replica, target and draft; ``cpu`` behind them keeps the drafts off, and
-    before them the targets. ``cuda`` alone stands for every CUDA device. ``devices_left`` asks for those of the devices
-    that are there: a run that plans anew holds some of them itself.
+    Each accelerator in ``devices`` gets one replica, target and draft; a ``cpu`` after them keeps the drafts on the CPU,
+    one before them the targets. ``cuda`` means every CUDA device. ``devices_left``: use those of the devices that are free
+    (a run that plans further replicas holds the others itself).
     """
 
     per: Per = "auto"
@@ -70,14 +70,14 @@ class PlacementRequest:
 
 
 def on_accelerator(devices: tuple[str, ...]) -> tuple[bool, bool]:
-    """Whether target and draft are on an accelerator: the target is where ``devices`` begins."""
+    """Whether the target, and whether the draft, is on an accelerator; the first device is the target's."""
     some = any(device != "cpu" for device in devices)
     target = some and devices[0] != "cpu"
     return target, some and (not target or "cpu" not in devices)
 
 
 def check(sizes: ModelSizes, request: PlacementRequest) -> None:
-    """Refuse what no machine could grant."""
+    """Refuse requests that no machine could grant."""
     if request.draft_cores is not None and request.layout == "shared":
         raise PlacementError("--draft-cores gives the draft cores of its own, --layout shared gives it none: leave out one")
     if min(sizes.target, sizes.draft or 0, sizes.target_kv, sizes.draft_kv) < 0:

@@ -1,4 +1,4 @@
-"""What a replica takes on its host: weights, the work on them, keys and values of rows, kept answers, and processes."""
+"""The memory of a replica: weights, working memory, keys and values of rows, kept answers, and its processes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from outrider.kernels.suffixes import bytes_of_answers
 from outrider.runner.planning.placement_request import ModelSizes
 from outrider.workers.models.model_memory import ModelMemory
 
-# What a process takes beside its model, as measured: a worker of Ray's with our modules, on the hf engine with torch.
+# Measured memory of a Ray worker process with our modules (hf: and torch), without the model.
 PROCESS_BYTES = {"native": 100_000_000, "hf": 400_000_000}
-# What a tokenizer takes for each of its tokens while it is loaded, as measured with 128,000 tokens and 280,000 merges.
+# Measured memory of a loaded tokenizer per token (128,000 tokens, 280,000 merges).
 TOKENIZER_BYTES = 2_400
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """One process with its model. ``known``: by the model's own program, else about what its weights take.
+    """One process with its model. ``known``: computed from the model's program, else estimated from its files.
 
-    ``tokens`` are those of its tokenizer; 0 where it has none.
+    ``tokens``: the vocabulary of its tokenizer; 0 without one.
     """
 
     model: ModelMemory
@@ -33,7 +33,7 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMemory:
-    """``answer_tokens`` are kept of what all rows wrote, for candidates to be found in."""
+    """A replica's processes; ``answer_tokens``: the most tokens of answers that are kept for suffixes."""
 
     target: ProcessMemory
     draft: ProcessMemory | None
@@ -41,13 +41,13 @@ class ReplicaMemory:
 
     @property
     def native(self) -> bool:
-        """Whether the target is on the native engine, whose rows share prompts and whose caches may take 8 bits."""
+        """Whether the target is on the native engine, which has a prefix cache and can keep keys and values in 8 bits."""
         return self.target.engine == "native"
 
     def sizes(self, rows: int, tokens: int = 0, draft_tokens: int = 0, written: int | None = None) -> ModelSizes:
-        """With so many rows at once, which have so many tokens together in the target's cache and in the draft's.
+        """The sizes with a batch of ``rows`` that have ``tokens`` (in the draft's cache ``draft_tokens``) together.
 
-        ``written`` are the tokens of all answers in the end; None where nobody knows.
+        ``written``: the tokens of all answers of the job; None if unknown.
         """
         target = self.target
         answers = bytes_of_answers(self.answer_tokens, self.answer_tokens if written is None else written)

@@ -1,4 +1,4 @@
-"""What a replica is to be made of: models, placements, and launches that have been tried out."""
+"""Plans of replicas: the models, placement and tested launch command of each actor."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.model_memory import ModelMemory
 from outrider.workers.precisions import arithmetic
 
-# Bytes of a weight by precision, and of one as a checkpoint declares it.
+# Bytes per weight by our precision, and (DECLARED_BYTES) by a checkpoint's dtype.
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "w8a8": 1.1, "w8af32": 1.1, "w4a8": 0.6, "w4abf16": 0.6}
-# Of a checkpoint that comes quantised: its codes are kept as they are, its embedding may not be.
+# Memory of a quantised checkpoint relative to its files: codes are kept as they are, its embedding may not be.
 KEPT = 1.25
 OF_FLOATS = ("fp32", "bf16", "fp16")
 DECLARED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
@@ -33,14 +33,14 @@ class ActorPlan:
     model: ModelSpec
     actor: PlannedActor
     placement: ActorPlacement
-    # The Ray node that it must start on; None where there is but one.
+    # The Ray node that it must start on; None if there is only one.
     node: str | None = None
 
     def options(self, variables: Mapping[str, str]) -> dict[str, Any]:
         """For ``ActorClass.options``."""
         options = ray_options(self.actor, self.placement.launch, variables)
         if self.placement.shared:
-            # Ray's count would keep a second run out of cores whose leases both hold. Leases keep the others out.
+            # Shared cores are guarded by leases only: Ray's count would keep a second run out of them.
             options["resources"] = {}
         return options
 
@@ -56,16 +56,15 @@ class ReplicaPlan:
         return self.target.placement.leases + (self.draft.placement.leases if self.draft is not None else ())
 
     def is_where(self, other: ReplicaPlan) -> bool:
-        """Whether both are of the same processes in the same place: one may work on fewer rows at once."""
+        """Whether both plans have the same actors in the same place; their batches may differ."""
         return (self.target, self.draft) == (other.target, other.draft)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTemplate:
-    """What every replica of a job is made of, wherever it sits.
+    """What all replicas of a job have in common.
 
-    ``movable`` leaves open how target and draft share the replica's cores. ``rows`` are still to be done in all, as far
-    as that is known.
+    ``movable``: the layout is chosen while the job runs. ``rows``: the pending rows of the job; 0 if unknown.
     """
 
     target: ModelSpec
@@ -78,9 +77,9 @@ class ReplicaTemplate:
     def replicas(
         self, made: Plan, launches: Callable[[str, Pin], Launch], paths: Mapping[str, Mapping[str, str]] | None = None
     ) -> list[ReplicaPlan]:
-        """``launches`` gives the start that works for a pin on a host.
+        """The replicas of a plan. ``launches``: the launch command that works for a pin on a host.
 
-        In a cluster ``paths`` says, for each Ray node, where the driver's model directories lie there.
+        ``paths``, in a cluster: for each Ray node, the paths there of the driver's model directories.
         """
 
         def actor(replica: int, role: str, model: ModelSpec) -> ActorPlan:
@@ -88,7 +87,7 @@ class ReplicaTemplate:
             assert planned is not None, f"the plan has no {role} for replica {replica}"
             pin = planned.pin
             node = planned.host if paths is not None else None
-            # A head names a second directory, its target's.
+            # The spec of a head names a second directory, its target's.
             path, target = (
                 given if paths is None or not given else paths[planned.host][given] for given in (model.path, model.target)
             )
@@ -111,7 +110,7 @@ class ReplicaTemplate:
 
 
 def booked(plans: Iterable[ReplicaPlan]) -> Counter[int]:
-    """How many bytes of each node's memory are counted for these replicas."""
+    """The bytes of each NUMA node's memory that these replicas are planned with."""
     total: Counter[int] = Counter()
     for each in plans:
         for actor in (each.target, each.draft):
@@ -120,20 +119,20 @@ def booked(plans: Iterable[ReplicaPlan]) -> Counter[int]:
 
 
 def probed_here() -> Callable[[str, Pin], Launch]:
-    """Starts on this machine; each distinct one is tried out once."""
+    """Launch commands on this machine; each distinct pin is probed once."""
     return cache(lambda host, pin: probe(pin))
 
 
 def memory_by_files(model_info: ModelInfo, precision: str) -> ModelMemory:
-    """What memory a model takes of which nothing is known but its files."""
+    """The memory of a model, estimated from its files."""
     token = (model_info.cached_numbers or 0) * WEIGHT_BYTES.get(precision if precision in OF_FLOATS else "fp32", 4.0)
     return ModelMemory(loaded_bytes(model_info, precision), token=int(token))
 
 
 def loaded_bytes(model_info: ModelInfo, precision: str) -> int:
-    """About how much memory a model takes once loaded."""
+    """The estimated bytes of a model's weights once loaded."""
     if model_info.made_for:
-        # What is made for bf16 is fp8, which bf16 keeps as it is.
+        # A checkpoint that is made for bf16 has fp8 codes, one byte each.
         codes = "w8af32" if model_info.made_for == "bf16" else model_info.made_for
         dequantised = precision in OF_FLOATS and precision != model_info.made_for
         return int(model_info.weight_bytes * KEPT * (WEIGHT_BYTES[precision] / WEIGHT_BYTES[codes] if dequantised else 1.0))

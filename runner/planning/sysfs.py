@@ -1,7 +1,7 @@
-"""Reading the small text files of sysfs, on kernels of any age and in saved trees.
+"""Reads the small text files of sysfs, of any kernel version and of saved trees.
 
-Whatever is missing, cut short, of the wrong kind or plainly wrong reads as None. Nothing here raises: a machine must not
-be unusable because one of its thousand files is odd.
+A file that is missing, truncated or malformed reads as None. Nothing here raises: one odd file must not make a machine
+unusable.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def parse_mask(text: str | None) -> frozenset[int] | None:
 
 
 def read_set(folder: Path, *names: str) -> frozenset[int] | None:
-    """The first of these files that can be read and understood; names ending in ``list`` are lists, others are masks."""
+    """The first of these files that can be parsed; names ending in ``list`` are lists, others are masks."""
     for name in names:
         text = read_text(folder / name)
         members = parse_list(text) if name.endswith("list") else parse_mask(text)

@@ -1,12 +1,12 @@
 """The machine: sockets, NUMA nodes, physical cores with their sibling CPUs, memory, accelerators.
 
 Read from sysfs, of this machine or of a saved tree. Files of one machine may contradict each other (virtual machines,
-old kernels, half-saved trees), so the rules are few and fixed:
+old kernels, partly saved trees), so there are fixed rules:
 
-* a CPU exists if it has a folder, and is online unless some file says otherwise;
-* a node's own list of CPUs decides who belongs to it, and a CPU listed twice belongs to the lowest node;
-* sibling lists decide what a physical core is, and a core never reaches across nodes;
-* whatever had to be decided against a file is said in ``warnings``.
+* a CPU exists if it has a folder, and is online unless a file says otherwise;
+* a node's list of CPUs decides which CPUs belong to it; a CPU listed twice belongs to the lowest node;
+* sibling lists decide what a physical core is, and a core never spans nodes;
+* each decision against a file is noted in ``warnings``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from outrider.runner.planning.cpus import Cpus, physical_cores, read_cpus
 from outrider.workers.errors import PlacementError
 from outrider.workers.models.model_memory import PAIRED, scales_in_pairs
 
-# From here on a "distance" stands for another kind of memory, such as that of a GPU on an NVLink POWER machine.
+# A distance from here on means another kind of memory, such as that of a GPU on an NVLink POWER machine.
 FAR_AWAY = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One physical core: its online CPUs, and those of them that this process may use. ``identity`` names it host-wide."""
+    """One physical core: its online CPUs, and the ones that this process may use. ``identity``: its name on the host."""
 
     cpus: tuple[int, ...]
     allowed: tuple[int, ...]
@@ -45,7 +45,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A NUMA node. Without cores it is memory only; ``memory_bytes`` is None where the machine does not tell."""
+    """A NUMA node. Without cores it is memory only; ``memory_bytes`` is None if unknown."""
 
     id: int
     socket: int
@@ -60,23 +60,23 @@ class Node:
 
     @property
     def has_memory(self) -> bool:
-        """Whether this process can be given memory here, as far as is known."""
+        """Whether this process can use memory of this node, as far as is known."""
         return self.memory_allowed and self.memory_bytes != 0
 
     def distance(self, other: Node) -> int:
-        """Local is 10; without a table, the same socket is near and another is far."""
+        """The distance to another node; without a table 10 (local), 15 (same socket) or 20."""
         default = 10 if other.id == self.id else 15 if other.socket == self.socket else 20
         return self.distances.get(other.id, default)
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A host as this process may use it. ``accelerators_refused`` says why none of them can be used, if so.
+    """A host as this process may use it. ``accelerators_refused``: why none of its accelerators can be used, if so.
 
-    ``planned_cores`` says how many cores a run that plans anew has already, none of them in here: they count towards the
-    CPU quota. None stands for a first plan, which may leave a core to Ray. ``in_pairs``: the scales of codes that its
-    processors multiply in pairs of channels, or may: a saved tree does not tell. Several hosts of one ``machine`` share its
-    memory, as Ray nodes do; without a name a host is one of its own.
+    ``planned_cores``: the number of cores that the run has already when it plans further replicas; they are not in here,
+    but count towards the CPU quota. None: the first plan, which may leave a core to Ray. ``in_pairs``: the scales of codes
+    that its kernels multiply in pairs of channels (of a saved tree: all that might be). ``machine``: several hosts (Ray
+    nodes) with the same machine share its memory; "" is a machine of its own.
     """
 
     host: str
@@ -119,10 +119,10 @@ class Topology:
         )
 
     def less(self, booked: Mapping[int, int]) -> Topology:
-        """The same host without memory that is spoken for, in bytes by node."""
+        """The same host without the memory that is booked already, in bytes by node."""
 
         def left(node: Node) -> int | None:
-            # Not 0, which stands for a node without memory: its cores would be given that of another node.
+            # At least 1: 0 means a node without memory, whose cores would be given another node's.
             return node.memory_bytes and max(1, node.memory_bytes - booked.get(node.id, 0))
 
         limit = self.memory_limit_bytes
@@ -134,16 +134,16 @@ class Topology:
 
 
 def ray_resources(topology: Topology) -> dict[str, float]:
-    """What a host declares to Ray: ``numa<i>``, the physical cores of node i that may be used."""
+    """A host's Ray resources: ``numa<i>`` is the number of usable physical cores of node i."""
     return {f"numa{node.id}": float(len(node.usable_cores)) for node in topology.nodes if node.usable_cores}
 
 
 def read_topology(tree: Path | None = None) -> Topology:
-    """This machine as this process may use it, or the machine whose /sys was saved at ``tree``, whole."""
+    """This machine as this process may use it, or all of the machine whose /sys was saved at ``tree``."""
     if tree is None:
         return _read(Path("/sys"), Path("/proc/meminfo"), socket.gethostname(), read_allowance())
     tree = tree.absolute()
-    # A tree saved whole has proc beside sys; without node folders that is the only word on memory.
+    # A complete saved tree has proc beside sys, which tells the memory of a machine without node folders.
     meminfo = tree.parent / "proc/meminfo"
     host = tree.parent.name if tree.name == "sys" else tree.name
     return _read(tree, meminfo, host or "localhost", None)
@@ -179,7 +179,7 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
     memory = {node: _memory(folder / "meminfo") for node, folder in folders.items()}
     reserved = {node: _huge_pages(folder / "hugepages") for node, folder in folders.items()}
     if len(members) == 1:
-        # Memory that a virtual machine was given while running is in the machine's count before it is in the node's.
+        # Memory that is added to a running virtual machine appears in /proc/meminfo before it does in the node's.
         whole = _memory(meminfo)
         memory = {node: max(filter(None, (memory.get(node), whole)), default=None) for node in members}
         reserved = {node: max(reserved.get(node, 0), _memory(meminfo, "Hugetlb") or 0) for node in members}
@@ -201,7 +201,7 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
     if allowance:
         try:
             accelerators = visible_here(accelerators)
-        except PlacementError as refusal:  # raised where accelerators are asked for; for others the machine is as good
+        except PlacementError as refusal:  # raised again if accelerators are asked for
             accelerators, refused = (), str(refusal)
     return Topology(
         host=host,
@@ -216,7 +216,7 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
 
 
 def _nodes(folder: Path, warnings: list[str]) -> tuple[dict[int, Path], dict[int, frozenset[int]]]:
-    """The online nodes' folders, and the CPUs that each claims. A machine without any is one node 0 that claims nothing."""
+    """The folders of online nodes, and the CPUs that each lists. A machine without nodes gets a node 0 that lists none."""
     folders = sysfs.numbered(folder, "node")
     online = sysfs.read_set(folder, "online") if not folders else sysfs.parse_list(sysfs.read_text(folder / "online"))
     if folders and online:
@@ -235,7 +235,7 @@ def _nodes(folder: Path, warnings: list[str]) -> tuple[dict[int, Path], dict[int
 
 
 def _nodes_of_cpus(members: dict[int, frozenset[int]], cpus: Cpus, warnings: list[str]) -> dict[int, tuple[int, ...]]:
-    """Every online CPU in exactly one node."""
+    """Assign every online CPU to exactly one node."""
     assigned: dict[int, list[int]] = {node: [] for node in members}
     placed: dict[int, int] = {}
     for node, claimed in members.items():
@@ -273,7 +273,7 @@ def _nodes_of_cpus(members: dict[int, frozenset[int]], cpus: Cpus, warnings: lis
 
 
 def _distances(folders: dict[int, Path], warnings: list[str]) -> dict[int, dict[int, int]]:
-    """Each node's row. Rows have one number for each online node, in the order of their ids."""
+    """Each node's distances. A file has one number for each online node, in the order of their ids."""
     table = {}
     odd = []
     for node, path in folders.items():
@@ -294,7 +294,7 @@ def _memory(path: Path, name: str = "MemTotal") -> int | None:
 
 
 def _huge_pages(folder: Path) -> int:
-    """Bytes of a node that are reserved as huge pages, which only programs that ask for such pages are given."""
+    """The bytes of a node that are reserved as huge pages, which ordinary allocations cannot use."""
     reserved = 0
     for file in folder.glob("hugepages-*kB/nr_hugepages"):
         size = file.parent.name.removeprefix("hugepages-").removesuffix("kB")
@@ -304,13 +304,13 @@ def _huge_pages(folder: Path) -> int:
 
 
 def _nearest_socket(node: int, cores: dict[int, list[Core]], distances: dict[int, dict[int, int]]) -> int:
-    """The socket that a node without CPUs hangs on."""
+    """The socket nearest to a node without CPUs."""
     row = distances.get(node, {})
 
     def distance(other: int) -> tuple[int, int, int]:
-        # Rows of memory-only nodes are sometimes all alike while the way there is not, so both directions count.
-        there, back = row.get(other, FAR_AWAY), distances.get(other, {}).get(node, FAR_AWAY)
-        return min(there, back), max(there, back), other
+        # Both directions, since a memory-only node sometimes has the same distance to all others.
+        to_other, from_other = row.get(other, FAR_AWAY), distances.get(other, {}).get(node, FAR_AWAY)
+        return min(to_other, from_other), max(to_other, from_other), other
 
     with_cores = [other for other, group in cores.items() if group]
     return min(core.socket for core in cores[min(with_cores, key=distance)])

@@ -1,4 +1,4 @@
-"""The machine and the plan for it, as JSON for programs and as a drawing for people."""
+"""The machine's topology and a plan, as JSON and as a drawing for the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_NODES_IN_A_TABLE = 16
 
 
 def as_json(topology: Topology, plan: Plan | None = None, refusal: str | None = None) -> dict[str, Any]:
-    """``nodes`` and ``actors`` are a promise to programs. A node whose memory is unknown has 0, and a warning says so."""
+    """``nodes`` and ``actors`` are a stable interface. A node of unknown memory has 0, and there is a warning."""
     answer: dict[str, Any] = {
         "host": topology.host,
         "nodes": [
@@ -77,7 +77,7 @@ def draw(console: Console, topology: Topology, plan: Plan | None = None) -> None
 
 
 def of_what_is_counted(memory: ReplicaMemory) -> str:
-    """What a row's keys and values come to beyond what is counted, as far as that is known."""
+    """A note on the memory of keys and values that the plan does not count, as far as it is known."""
     processes = [("target", memory.target), *([("draft", memory.draft)] if memory.draft is not None else [])]
     target = memory.target.model
     a_token = "" if target.token else " a token"

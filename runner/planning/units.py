@@ -1,7 +1,4 @@
-"""Where replicas can sit: the cores and memory of a unit (a node, a socket or a machine), and how they are shared out.
-
-Pure: everything follows from the topology.
-"""
+"""Units that replicas are placed on: the cores and memory of a node, a socket or a machine, and their division. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +8,17 @@ from itertools import pairwise
 
 from outrider.runner.planning.topology import FAR_AWAY, Core, Node, Topology
 
-# From this many cores on, a machine can spare one for Ray and the driver.
+# From this many cores on, one is left to Ray and the driver.
 CORES_TO_SPARE_ONE = 8
-# What Ray's own processes and the driver take of a host's memory, as measured.
+# Measured memory of Ray's own processes and the driver.
 HOST_BYTES = 300_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What one replica gets when it is alone: ``cores`` in the order of their nodes, and the memory that it may use.
+    """The cores, in the order of their nodes, and memory nodes that a single replica on this unit may use.
 
-    ``extra`` is memory without cores (HBM, CXL) that is used only when ``memory`` is too small.
+    ``extra``: memory-only nodes (HBM, CXL), used only if ``memory`` is too small.
     """
 
     topology: Topology
@@ -33,10 +30,7 @@ class Unit:
 
 @dataclass(slots=True)
 class FreeMemory:
-    """Free memory while a plan is made, by (machine, node), and the limit of each host.
-
-    None is a node that does not tell, and takes anything.
-    """
+    """Free memory while a plan is made, by (machine, node), and the limit of each host; None: unknown, so unlimited."""
 
     free: dict[tuple[str, int], int | None] = field(default_factory=dict)
     limits: dict[str, int | None] = field(default_factory=dict)
@@ -53,18 +47,18 @@ class FreeMemory:
                     free_memory.free[machine, node.id] = node.memory_bytes
                 else:
                     free_memory.free.setdefault((machine, node.id), 0)
-            there = free_memory.room(host.host, [node.id for node in host.nodes])
-            free_memory.limits[host.host] = None if there is None else max(0, there - HOST_BYTES)
+            room = free_memory.room(host.host, [node.id for node in host.nodes])
+            free_memory.limits[host.host] = None if room is None else max(0, room - HOST_BYTES)
         return free_memory
 
     def room(self, host: str, nodes: Sequence[int]) -> int | None:
-        """How much these nodes can still take together; None is without a known bound."""
+        """The free memory of these nodes together; None if unknown."""
         free = [self.free[self.machines[host], node] for node in nodes]
         total = None if None in free else sum(filter(None, free))
         return min((bound for bound in (total, self.limits[host]) if bound is not None), default=None)
 
     def take(self, host: str, nodes: Sequence[int], size: int) -> dict[int, int]:
-        """Book ``size`` bytes, on the earlier nodes first; the caller has asked ``room`` before."""
+        """Book ``size`` bytes, on the earlier nodes first; the caller has checked ``room``."""
         booked, machine = {}, self.machines[host]
         limit = self.limits[host]
         if limit is not None:
@@ -81,10 +75,10 @@ class FreeMemory:
 
 
 def spared_core(topology: Topology) -> Core | None:
-    """The core that is left to Ray and the driver; None where there are too few, or a plan before has left them one."""
+    """The core that is left to Ray and the driver; None if there are too few cores, or an earlier plan has left one."""
     if topology.planned_cores is not None or len(topology.usable_cores) < CORES_TO_SPARE_ONE:
         return None
-    # The largest node misses a core least.
+    # From the largest node, for which it is the smallest loss.
     return max(topology.nodes, key=lambda node: (len(node.usable_cores), -node.id)).usable_cores[0]
 
 
@@ -113,7 +107,7 @@ def units(topology: Topology, per: str) -> list[Unit]:
             continue
         homes = [node for node in nodes if node.usable_cores]
         memory = memory_of(topology, homes)
-        # On a whole machine the nodes whose cores are out of reach may still give memory.
+        # Nodes whose cores may not be used can still give memory to a wider unit.
         extra = [
             node
             for node in nodes
@@ -130,18 +124,18 @@ def _nearest(node: Node, homes: Sequence[Node]) -> int:
 
 
 def memory_of(topology: Topology, homes: Iterable[Node]) -> tuple[int, ...]:
-    """The memory nodes of these nodes: each its own, or where it has none the nearest that has some."""
+    """The memory nodes for these nodes: each its own or, without memory, the nearest that has some."""
     chosen: list[int] = []
     for home in homes:
         candidates = [node for node in topology.nodes if node.has_memory]
-        # A machine that tells of no memory at all still has some; the kernel knows where.
+        # If no node is known to have memory, the node itself is taken.
         nearest = min(candidates, key=lambda node: (home.distance(node), node.id), default=home)
         chosen.append((home if home.has_memory else nearest).id)
     return tuple(dict.fromkeys(chosen))
 
 
 def divide(cores: Sequence[Core], replicas: int) -> list[tuple[Core, ...]]:
-    """Share a unit's cores among replicas, keeping each on as few nodes as possible. Every replica gets a core."""
+    """Divide a unit's cores among replicas, each on as few nodes as possible and with at least one core."""
     by_node: dict[int, list[Core]] = {}
     for core in cores:
         by_node.setdefault(core.node, []).append(core)
@@ -161,6 +155,6 @@ def divide(cores: Sequence[Core], replicas: int) -> list[tuple[Core, ...]]:
 
 
 def _even(cores: Sequence[Core], parts: int) -> list[tuple[Core, ...]]:
-    """Consecutive parts whose sizes differ by one at most."""
+    """Consecutive parts whose sizes differ by at most one."""
     edges = [len(cores) * part // parts for part in range(parts + 1)]
     return [tuple(cores[first:last]) for first, last in pairwise(edges)]

@@ -1,1 +1,1 @@
-"""The batch server: OpenAI's files and batches over job directories, and single requests beside them."""
+"""The batch server: OpenAI's files and batches API over job directories, and single requests beside them."""

@@ -1,8 +1,8 @@
-"""A process that admits batches, one after the other: their rows are checked and written into their journals.
+"""The admission process: checks the rows of batches, one batch after the other, and fills their journals.
 
-What is no row of the batch refuses all of it before anything runs. A row whose body asks for what cannot be had is that
-row's error, as at OpenAI's, and the others run. Killed at any moment it leaves no half of a job: a journal is filled in one
-transaction.
+A line that is not a row of the batch (no JSON, another endpoint or model, a repeated id) fails the whole batch. A row whose
+body asks for something unsupported fails alone, as at OpenAI. A journal is filled in one transaction, so a kill leaves no
+partial job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.runner.prepare_job import ShownNames, prepare
 from outrider.runner.printable import printable
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.serve.batch_requests import error_entry
-from outrider.runner.serve.link import Line, Message, server_line
+from outrider.runner.serve.link import Link, Message, server_link
 from outrider.runner.serve.names import INPUT, shown_to_clients
 from outrider.runner.validation_errors import shown
 from outrider.workers.errors import JobChangedError, NoSpaceError, OutriderError, UsageError
@@ -43,9 +43,9 @@ NO_JSON = "This line is not parseable as valid JSON."
 
 
 class Notes:
-    """What the preparation says on its way goes to the server's own output."""
+    """A ``Watcher`` of the job's preparation that forwards its messages to the server."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Link) -> None:
         self._line = line
 
     def __enter__(self) -> Self:
@@ -62,7 +62,7 @@ class Notes:
 
 
 def main(descriptor: int) -> None:
-    line = server_line(descriptor)
+    line = server_link(descriptor)
     asked: SimpleQueue[Message] = SimpleQueue()
     threading.Thread(target=_listen, args=(line, asked), daemon=True).start()
     with TokenizerProcess() as helper:
@@ -74,22 +74,22 @@ def main(descriptor: int) -> None:
                 line.send(_admitted(message, line, helper))
 
 
-def _listen(line: Line, asked: SimpleQueue[Message]) -> None:
-    """It ends with the server."""
+def _listen(line: Link, asked: SimpleQueue[Message]) -> None:
+    """Read requests from the server; end this process when the server ends."""
     while (message := line.receive()) is not None:
         asked.put(message)
     os._exit(0)
 
 
 def _get_ready(models: list[dict[str, Any]], helper: TokenizerProcess) -> None:
-    """What takes seconds the first time is done before anybody asks. What is wrong, the first batch says."""
+    """Load the models' tokenizers beforehand, which takes seconds. An error is reported with the first batch."""
     for options in models:
         spec = build_options(JobSpec, options)
         with suppress(OutriderError):
             helper.prepare_pair(spec.model, spec.draft)
 
 
-def _admitted(asked: Message, line: Line, helper: TokenizerProcess) -> Message:
+def _admitted(asked: Message, line: Link, helper: TokenizerProcess) -> Message:
     spec = build_options(JobSpec, asked["options"])
     directory = spec.out
     assert directory is not None
@@ -112,7 +112,7 @@ def _admitted(asked: Message, line: Line, helper: TokenizerProcess) -> Message:
         return {"later": printable(error)}
     except JobChangedError as error:
         if is_job(directory):
-            # Its rows have been admitted before. Whoever takes it up says what is other than then, and its window goes on.
+            # The batch was admitted before, with another model or options. The model's process will report the difference.
             with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
                 return {"admitted": journal.counts().rows}
         return {"broken": shown_to_clients(error, directory, directory.name)}
@@ -121,7 +121,7 @@ def _admitted(asked: Message, line: Line, helper: TokenizerProcess) -> Message:
 
 
 def foreign_rows(path: Path, endpoint: str, model: str) -> Iterator[dict[str, Any]]:
-    """Lines that are no rows of this batch, whatever their bodies ask for."""
+    """Errors of lines that are not rows of this batch; what their bodies ask for is not checked here."""
     for number, line in lines_of(Source(path, INPUT, linked=True)):
         if isinstance(line, BadRow):
             yield error_entry(line.code, line.message, number)
@@ -154,7 +154,7 @@ def _foreign(row: dict[str, Any], endpoint: str, model: str) -> tuple[str, str, 
 
 
 def repeated_rows(journal: Journal) -> Iterator[dict[str, Any]]:
-    """Whether ids repeat is known once all rows are in the journal, which has the later ones as failed."""
+    """Errors of rows whose id an earlier row has; the journal has them as failed."""
     for record in journal.records(FAILED):
         if found := REPEATED.fullmatch(message_of(record)):
             yield error_entry("duplicate_custom_id", found[2], int(found[1]))

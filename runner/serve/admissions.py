@@ -1,6 +1,6 @@
-"""Processes in which the inputs of batches are checked. One stays for the next batch, since to start one takes seconds.
+"""The server's side of admission processes. Small inputs have one of their own, so that they do not wait for a large one.
 
-Small inputs have a process of their own, so that none waits for a large one.
+The process for small inputs is kept between batches, since starting one takes seconds.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from outrider.workers.errors import JobError
 
 # A few thousand rows, which take a second or two.
 SMALL_BYTES = 1 << 20
-# A machine that is short of memory may have killed the process for another's sake; a batch over which it dies so often is
-# given up. Behind a death, and as long again behind each further one.
+# A batch fails when the process has died on it this often (the kernel may kill it for want of memory). After the n-th death
+# the batch waits n times the pause.
 MOST_DEATHS, PAUSE_SECONDS = 3, 5.0
 
 
 @dataclass(slots=True)
 class _Lane:
-    """Inputs that are checked one after the other. A process that ``stays`` is kept when there are no more."""
+    """A queue of inputs and their process; with ``stays`` the process is kept when the queue is empty."""
 
     stays: bool
     waiting: deque[BatchJob] = field(default_factory=deque)
     child: Child | None = None
-    # What its process is at.
+    # The batch that its process checks now.
     job: BatchJob | None = None
-    # It was killed: until it has ended, nothing more is asked of it, and no other is started.
+    # The process was killed and has not ended yet: no batch is sent to it, and no other process is started.
     leaving: bool = False
 
     def kill(self) -> None:
@@ -45,10 +45,10 @@ class _Lane:
 
 
 class Admissions:
-    """``hear`` gets ``Admitted``, ``Refused`` or ``Broken`` of each batch, ``Left`` if it is stopped before.
+    """``hear`` is called with ``Admitted``, ``Refused`` or ``Broken`` for each batch, or ``Left`` if it is stopped before.
 
-    One whose journal could not be written for want of space, or whose process died, is checked again in a while; where
-    this program's files have ``changed``, which no batch is to blame for, until the server is started again.
+    A batch is checked again later if the disk was full or the process died. If outrider's own files have ``changed``, no
+    batch is blamed, and batches are tried again until the server is restarted.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Admissions:
         self._changed = changed
         self._lock = threading.RLock()
         self._small, self._large = _Lane(stays=True), _Lane(stays=False)
-        # When they are checked again.
+        # Batches that are checked again, and when.
         self._later: dict[str, tuple[float, BatchJob]] = {}
-        # Of the process, over a batch that is not checked yet.
+        # How often the process has died on a batch.
         self._deaths: dict[str, int] = {}
         self._closing = False
 
@@ -92,7 +92,7 @@ class Admissions:
                     self._hear(Left(batch, whole=False))
 
     def look(self) -> None:
-        """Now and then: the process that stays is there before anybody asks; what could not be started is tried again."""
+        """Called regularly: start the process for small inputs beforehand, and try again what is due."""
         with self._lock:
             if not self._closing and self._small.child is None:
                 self._start(self._small)
@@ -103,7 +103,7 @@ class Admissions:
                 self._next(lane)
 
     def close(self) -> list[Child]:
-        """Those that are to be waited for. An admission has written all or nothing, and is begun anew."""
+        """Kill the processes and return them, to be waited for. An interrupted admission has written nothing."""
         with self._lock:
             self._closing = True
             children = [lane.child for lane in (self._small, self._large) if lane.child is not None]
@@ -153,7 +153,7 @@ class Admissions:
                     self._hear(Broken(job.batch, sentence))
             lane.job = None
             self._deaths.pop(job.batch, None)
-            # One that has stumbled may do so again.
+            # After an unexpected error the process is replaced.
             if "broken" in said or not (lane.stays or lane.waiting):
                 lane.kill()
             else:
@@ -170,7 +170,7 @@ class Admissions:
             elif job is not None:
                 deaths = self._deaths.pop(job.batch, 0) + 1
                 if killed or deaths >= MOST_DEATHS:
-                    # The service knows whether it was asked to stop: what it wanted then comes before this.
+                    # If the service has asked to stop the batch, it ignores this.
                     self._hear(Broken(job.batch, f"its rows could not be checked: {complaint}"))
                 else:
                     self._say(f"{job.batch}: {complaint}; its rows are checked again")
@@ -184,7 +184,7 @@ class Admissions:
 
 
 def _size(job: BatchJob) -> int:
-    """0 where it is not there: the journal is filled already, which is all there is to find."""
+    """The input's size; 0 if it is missing, since the journal is filled then."""
     try:
         return (job.directory / INPUT).stat().st_size
     except FileNotFoundError:
@@ -192,5 +192,5 @@ def _size(job: BatchJob) -> int:
 
 
 def options_of(spec: JobSpec) -> dict[str, Any]:
-    """As a process of the server's is told of them."""
+    """A job's options as sent to a process of the server."""
     return spec.model_dump(mode="json", exclude_defaults=True)

@@ -1,4 +1,4 @@
-"""Refusals in the shape that OpenAI's clients read."""
+"""Errors in the form that OpenAI's clients read."""
 
 from __future__ import annotations
 

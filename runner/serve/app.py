@@ -1,4 +1,4 @@
-"""The application: addresses, and what is read of a request and written of an answer. What they mean stands elsewhere."""
+"""The HTTP application: routes, parsing of requests and writing of responses; ``service.py`` acts on them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ USUAL_FILES = MOST_FILES = 10_000
 def application(
     service: Service, store: Store, folders: Folders, keys: Sequence[str], names: Sequence[str], most_upload: int
 ) -> Starlette:
-    """Of a service that is started."""
+    """The application of a started service."""
     api = _Api(service, store, folders, keys, most_upload)
     return Starlette(
         routes=[
@@ -80,7 +80,7 @@ def application(
 
 
 class _Api:
-    """Those without ``async`` run in threads: they ask SQLite or the disk."""
+    """The handlers of routes. Those without ``async`` use SQLite or the disk, and are run in threads by Starlette."""
 
     def __init__(self, service: Service, store: Store, folders: Folders, keys: Sequence[str], most_upload: int) -> None:
         self._service = service
@@ -155,7 +155,7 @@ class _Api:
         return JSONResponse(page.data(self._service, self._keys), headers={"Cache-Control": "no-store"})
 
     def report(self, request: Request) -> Response:
-        """Rendered by a browser that lets it do nothing: what stands in it came from rows and models."""
+        """A batch's report, with headers that forbid it to run anything: its text comes from rows and models."""
         path = self._service.report_of(request.path_params["batch"])
         if not path.is_file():
             raise no_such("Report", request.path_params["batch"])
@@ -239,14 +239,14 @@ def _routes(request: Request) -> list[Route]:
 
 
 def _methods(request: Request, path: str) -> list[str]:
-    """Of the address, over all that is done there."""
+    """The methods of all routes with this path."""
     scope = {**request.scope, "path": path}
-    there = [route for route in _routes(request) if route.matches(scope)[0] is not Match.NONE]
-    return sorted({method for route in there for method in route.methods or ()})
+    matching = [route for route in _routes(request) if route.matches(scope)[0] is not Match.NONE]
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 async def _failure(request: Request, error: Exception) -> Response:
-    """What it says names files of the server's."""
+    """Log the error, and answer with a general sentence, since the error names files of the server."""
     logger.error("%s", error)
     full = ApiError(507, "the server's disk is full, or it can open no more files", None, "no_space", SERVER)
     told = full if isinstance(error, NoSpaceError) else ApiError(500, STUMBLED, kind=SERVER)
@@ -254,7 +254,7 @@ async def _failure(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    """Nobody reads it."""
+    """The client has disconnected; nobody reads the response."""
     return Response(status_code=400)
 
 

@@ -1,4 +1,4 @@
-"""Who may ask: everybody who has a key, under a name that this server goes by. Nothing is answered before that is known."""
+"""Authentication: a request needs a key, and a Host header that names this server (against DNS rebinding)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from outrider.runner.small_file import read_small
 from outrider.workers.errors import UsageError
 
 KEY_FILE = "api-key"
-# What needs no key: whether the server is there, and a page that is empty without one.
+# Paths without a key: the health check, and the page's shell, which shows nothing without a token.
 OPEN = frozenset({"/", "/health"})
 PAGE, REPORTS = "/page/", "/page/reports/"
 
 
 def keys_of(path: Path | None, data: Path) -> tuple[Path, list[str]]:
-    """The keys that are asked for, one a line of a file that is its user's alone; one is made where no file is named."""
+    """The key file and its keys, one per line; without ``--api-key-file`` a key is made in the data directory.
+
+    A file that other users can read is refused.
+    """
     found = data / KEY_FILE if path is None else path
     option = "--data" if path is None else "--api-key-file"
     if path is None and _is_empty(found):
@@ -48,7 +51,7 @@ def keys_of(path: Path | None, data: Path) -> tuple[Path, list[str]]:
 
 
 def _is_empty(path: Path) -> bool:
-    """As a disk that was full may have left it. What cannot be read is not."""
+    """Whether the file is missing or empty (as a full disk may leave it); False if that cannot be seen."""
     try:
         return not path.stat().st_size
     except OSError as error:
@@ -56,12 +59,12 @@ def _is_empty(path: Path) -> bool:
 
 
 def page_token(keys: Sequence[str]) -> str:
-    """What fills the page, and nothing else, so that no key gets into a browser."""
+    """A token that gives access to the page's data only, so that no key gets into a browser."""
     return _signed(keys[0], "page")
 
 
 def report_signature(keys: Sequence[str], batch: str) -> str:
-    """What opens the report of this batch alone: a link has no header in which a token could stand."""
+    """A signature for the URL of one batch's report, since a link cannot carry a header with a token."""
     return _signed(keys[0], f"report {batch}")
 
 
@@ -70,7 +73,7 @@ def _signed(key: str, what: str) -> str:
 
 
 class Authentication:
-    """Asks for a key and looks at the name under which it was called, before anything else of the application runs."""
+    """ASGI middleware that checks key and Host header before anything else of the application runs."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], names: Sequence[str] = ()) -> None:
         self._app = app
@@ -82,23 +85,23 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        # A browser always says whom it calls; what asks for /health may not.
         if b"transfer-encoding" in headers and b"content-length" in headers:
-            # A proxy in front of us might go by the other one, and take one client's bytes for another's request.
+            # A proxy in front of us might use the other header: request smuggling.
             said = "the request says twice how long it is; leave out Content-Length or Transfer-Encoding"
             await _refused(ApiError(400, said, "Content-Length"), {"Connection": "close"})(scope, receive, send)
             return
+        # A health check may lack a Host header; a browser always sends one.
         nameless = b"host" not in headers and scope["path"] in OPEN
-        if not nameless and not self._is_called(headers.get(b"host", b"").decode("latin-1")):
+        if not nameless and not self._is_own_name(headers.get(b"host", b"").decode("latin-1")):
             refusal = ApiError(421, "this server does not go by that name; see --hostname", "Host", "unknown_host")
             await _refused(refusal)(scope, receive, send)
-        elif scope["path"] in OPEN or self._may(scope, headers):
+        elif scope["path"] in OPEN or self._has_key(scope, headers):
             await self._app(scope, receive, send)
         else:
             await _refused(not_a_key())(scope, receive, send)
 
-    def _is_called(self, host: str) -> bool:
-        """A page of somebody else's can make a browser ask us, but only under a name that he has given us."""
+    def _is_own_name(self, host: str) -> bool:
+        """Whether the Host header is an address or one of our names. A foreign page can only use a foreign name for us."""
         name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
         try:
             ipaddress.ip_address(name)
@@ -106,7 +109,7 @@ class Authentication:
             return _plain(name) in self._names
         return True
 
-    def _may(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    def _has_key(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         path: str = scope["path"]
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         known = list(self._keys)
@@ -116,13 +119,13 @@ class Authentication:
                 return scope["method"] in ("GET", "HEAD")
         elif path.startswith(PAGE):
             known.append(page_token(self._keys))
-        # All are compared, so that the time says nothing of which is near.
+        # All keys are compared, so that the time does not depend on which one matches.
         same = [hmac.compare_digest(given.strip(), key.encode()) for key in known]
         return scheme.lower() == b"bearer" and any(same)
 
 
 def _plain(name: str) -> str:
-    """A final dot says that the name is whole, which ours are."""
+    """A host name in lower case, without the final dot of a fully qualified name."""
     return name.lower().removesuffix(".")
 
 

@@ -1,4 +1,4 @@
-"""What a client may ask of a batch, strictly checked, and which model its input wants."""
+"""The body of a request to create a batch, strictly checked, and the model that the batch's input names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = {"h": 3600, "d": 86400}
 LONGEST_WINDOW = 366 * 86400
 MOST_PAIRS, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
 KEYS = ("input_file_id", "endpoint", "completion_window", "metadata")
-# Blank lines before the first row are errors, which whoever reads all of them finds.
+# Lines that are looked at for the first row; blank lines before it are errors that admission reports.
 LINES_LOOKED_AT = 100
 
 
@@ -57,7 +57,7 @@ def parse(body: object) -> BatchRequest:
 
 
 def window_seconds(window: str) -> int:
-    """OpenAI has "24h" alone; machines of one's own may be slower, or more patient."""
+    """The seconds of a completion window. OpenAI accepts "24h" only; here any hours or days are accepted."""
     found = WINDOW.fullmatch(window)
     seconds = int(found[1]) * SECONDS[found[2]] if found else 0
     if not 0 < seconds <= LONGEST_WINDOW:
@@ -85,14 +85,14 @@ def _metadata(given: object) -> dict[str, str] | None:
 
 
 def error_entry(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
-    """One of a batch's ``errors.data``."""
+    """An entry of a batch's ``errors.data``."""
     return {"code": code, "message": printable(message), "param": param, "line": line}
 
 
 def model_of(path: Path, models: Sequence[str]) -> tuple[str | None, Mapping[str, Any] | None]:
-    """The model that the first row asks for; where none is served by that name, what to tell of it.
+    """The model that the first row names, or None and an error entry if it is not served.
 
-    A first row that cannot be read is left to those who read all rows.
+    If the first row cannot be read, the first model is taken; admission will report the error.
     """
     line, first = _first_row(path)
     body = first.get("body") if isinstance(first, dict) else None

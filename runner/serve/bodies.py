@@ -1,4 +1,4 @@
-"""A request's body, piece by piece as it comes, until the server is being stopped."""
+"""A request's body, in pieces as they arrive; an error once the server is being stopped or the client has stalled."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from starlette.requests import Request
 from outrider.runner.serve.api_errors import SERVER, ApiError
 from outrider.runner.serve.model_hosts import CLOSING
 
-# Well within the time in which refusals are written (`http_server.LAST_SECONDS`).
+# Well below the time in which refusals are written (`http_server.LAST_SECONDS`).
 LOOK_SECONDS = 0.2
-# Whoever sends nothing for so long has gone, perhaps without a word.
+# A client that sends nothing for this long is refused.
 STALLED_SECONDS = 60.0
 
 
 async def pieces(request: Request, stopping: Event) -> AsyncGenerator[bytes, None]:
-    """Whoever is still sending then hears so, as those do who wait for an answer."""
+    """The pieces of the body."""
     stream = request.stream()
     coming: asyncio.Future[bytes | None] | None = None
     loop, since = asyncio.get_running_loop(), 0.0

@@ -1,4 +1,4 @@
-"""Connections that nobody asks anything through: they are let go, so that whoever asks finds one of the open files left."""
+"""Closes idle connections, so that new ones find a free file descriptor."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import resource
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-# A request has begun to be answered once its head is whole, so slow ones have so long for that.
+# A connection without a request for this long is closed; a client has this long to send a request's head.
 IDLE_SECONDS = 30.0
-# What it has been sent is lost then, where it does not read it.
+# Then it is aborted, even if the client has not read the last response to its end.
 UNREAD_SECONDS = 300.0
-# Beside a connection stands a file that is written or read, and then there is all else that is open.
+# File descriptors reckoned per connection: its own, a file that is read or written, and a reserve for everything else.
 OPEN_FILES_EACH = 4
 MOST_FILES = 1 << 16
 
 
 class Connection(Protocol):
-    """What of uvicorn's protocols is looked at."""
+    """The attributes of uvicorn's protocols that are used."""
 
     @property
     def cycle(self) -> Any: ...
@@ -26,7 +26,7 @@ class Connection(Protocol):
 
 
 def raise_open_files() -> int:
-    """As many as this process may give itself, which are told. Of 1,024, the usual number, idle connections take all."""
+    """Raise the limit of open files as far as allowed, and return it. The usual 1,024 are few for idle connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -36,17 +36,17 @@ def raise_open_files() -> int:
 
 
 class Idle:
-    """Which connections wait for a request, and since when. ``most`` connections are kept where some of them are idle."""
+    """Since when connections wait for a request. Beyond ``most`` connections idle ones are closed at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # With what was asked last: who asks again and again is seen between its requests, and is not idle.
+        # By connection: its last request and the time. Another request since then shows that it was not idle in between.
         self._since: dict[Connection, tuple[Any, float]] = {}
 
     def let_go(self, connections: Iterable[Connection], now: float) -> None:
-        """Of those that have been idle for too long; of more than ``most`` those that have been so for longest, too.
+        """Close connections that have been idle for too long, and beyond ``most`` those that have been so the longest.
 
-        One that is seen idle for the first time may be amid its first request.
+        One that is seen idle for the first time is kept, since it may be sending its first request.
         """
         all_ = list(connections)
         idle = [each for each in all_ if each.cycle is None or each.cycle.response_complete]

@@ -1,4 +1,4 @@
-"""A batch's files, once nobody works on it any more."""
+"""Writes a batch's files when it has ended: results, errors and report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.runner.report.report import write_report
 from outrider.runner.report.summary import summarize
 from outrider.workers.errors import JobError
 
-# By how a batch has ended: the code and the sentence of rows that have not.
+# By how the batch has ended: error code and sentence of rows that have not ended.
 NOT_DONE = {
     "cancelled": ("batch_cancelled", "This request was not executed, since the batch was cancelled."),
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 1000
 
 
 def write_files(directory: Path, ending: str) -> Counts | None:
-    """Results, errors and the report; how many rows there are in which. None where no row was ever admitted."""
+    """Write results, errors and report; the numbers of rows, or None if no row was ever admitted."""
     with closing(Journal(directory / JOURNAL)) as journal:
         if not journal.filled:
             return None
@@ -36,7 +36,7 @@ def write_files(directory: Path, ending: str) -> Counts | None:
 
 
 def write_ended_rows(directory: Path) -> Counts | None:
-    """On a full disk: results and errors of rows that have ended by now, and nothing where none has."""
+    """On a full disk: write results and errors of the rows that have ended, and no report."""
     with closing(Journal(directory / JOURNAL)) as journal:
         if not journal.filled:
             return None
@@ -47,13 +47,13 @@ def write_ended_rows(directory: Path) -> Counts | None:
 
 
 def draw_report(directory: Path) -> None:
-    """As far as the job is."""
+    """Write the report of a batch that still runs."""
     with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
         write_report(journal, directory, running=True)
 
 
 def counts_of(directory: Path) -> Counts | None:
-    """How far the job is, as its journal knows; None where that cannot be read now, of which whoever runs it will tell."""
+    """The numbers of rows in the journal; None if it cannot be read (the process that runs the batch will report that)."""
     try:
         with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
             return journal.counts()
@@ -62,10 +62,9 @@ def counts_of(directory: Path) -> Counts | None:
 
 
 def usage_of(directory: Path) -> dict[str, Any]:
-    """What OpenAI's batches say of tokens: those of the rows in the output file.
+    """A batch's ``usage``: the tokens of the rows in the output file.
 
-    The details are null: how many of a prompt's tokens are taken from another row's depends on which rows run together,
-    and which of an answer's are thoughts is told of texts alone.
+    Its details are null: cached tokens depend on which rows ran together, and reasoning is told apart in texts only.
     """
     with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
         prompts, answers = journal.usage()
@@ -79,7 +78,7 @@ def usage_of(directory: Path) -> dict[str, Any]:
 
 
 def has_done_rows(directory: Path) -> bool:
-    """Also where that cannot be told, since the journal is damaged."""
+    """Whether the job has results; True also if the journal is damaged and that cannot be told."""
     if not path_exists(directory / JOURNAL):
         return False
     try:

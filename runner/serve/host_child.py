@@ -1,7 +1,6 @@
-"""A process that keeps one model and its draft loaded, and does the rows of all batches that it is given, in turn.
+"""A model's process: keeps one model and its draft loaded, and does the rows of all batches that the server sends, in turn.
 
-It hears of batches and single requests from the server, and ends with it: what is written of rows under way stands in their
-journals, and whoever takes the batches up next goes on there.
+It ends with the server. The journals have the tokens of rows in progress, from which the next process continues.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from outrider.runner.options.option import build_options
 from outrider.runner.prepare_job import drops_first_space, prepare_models
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
-from outrider.runner.serve.link import Line, Message, server_line
+from outrider.runner.serve.link import Link, Message, server_link
 from outrider.runner.serve.names import shown_to_clients
 from outrider.runner.serve.running import FREED_SECONDS, Failure, Progress, StopAtOnceError
 from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText, failure_of
@@ -52,18 +51,18 @@ if TYPE_CHECKING:
     from outrider.runner.serve.shared_jobs import Job
 
 TELL_SECONDS = 0.5
-# Batches at once, each of which keeps files open; the others wait in the order in which they came.
+# Batches in progress at once, since each keeps files open; further ones wait in order of arrival.
 MOST_JOBS = 64
-# The process of a server that was killed may still be letting go of a job.
+# How long, and how often, the lock of a batch is tried for that a process of a killed server may still hold.
 HELD_SECONDS = 60.0
 AGAIN_SECONDS = 0.5
-# What is under way when the server has died may take so long to be put away.
+# When the server has died, the driver has this long to save the rows in progress.
 PATIENCE_SECONDS = 20.0
 
 
 def main(descriptor: int) -> None:
     streams.prepare()
-    line = server_line(descriptor)
+    line = server_link(descriptor)
     asked = line.receive()
     assert asked is not None
     host = _Host(asked, line)
@@ -80,8 +79,8 @@ def main(descriptor: int) -> None:
 
 
 @dataclass(slots=True)
-class _Wanted:
-    """A batch that is to be taken up."""
+class _QueuedBatch:
+    """A batch that waits to be opened."""
 
     batch: str
     directory: Path
@@ -90,17 +89,17 @@ class _Wanted:
 
 
 class _Host:
-    def __init__(self, asked: Mapping[str, Any], line: Line) -> None:
+    def __init__(self, asked: Mapping[str, Any], line: Link) -> None:
         self._spec = build_options(JobSpec, asked["options"])
         self._name: str = asked["name"]
         self._line = line
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._wanted: list[_Wanted] = []
+        self._wanted: list[_QueuedBatch] = []
         self._told: dict[str, tuple[float, Progress]] = {}
         self._notes = 0
         self._up = 0
         self._working = threading.Event()
-        # What knows the tokenizer, asked by one thread alone.
+        # The one thread that calls the tokenizer process.
         self._texts = ThreadPoolExecutor(1, "texts")
         self._streams: dict[tuple[str, int], StreamedText] = {}
         self._numbers = itertools.count()
@@ -111,7 +110,7 @@ class _Host:
         with TokenizerProcess() as tokenizer_process:
             self._tokenizer_process = tokenizer_process
             models = prepare_models(spec, tokenizer_process, say)
-            # Clients know it by the name that it is served by.
+            # Messages to clients name the model as it is served.
             self._models = models = replace(models, target=replace(models.target, name=self._name))
             template = models.replica_template(spec, 0)
             asking = partial(placement_request_of, spec, template.movable)
@@ -138,7 +137,7 @@ class _Host:
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._line.send({"closed": True})
 
-    # What the server says, heard in a thread of its own
+    # Messages of the server, read in a thread of their own
 
     def _listen(self) -> None:
         while (message := self._line.receive()) is not None:
@@ -148,12 +147,12 @@ class _Host:
     def _hear(self, message: Message) -> None:
         match message:
             case {"run": batch, "directory": directory}:
-                wanted = _Wanted(batch, Path(directory), time.monotonic())
+                wanted = _QueuedBatch(batch, Path(directory), time.monotonic())
                 self._inbox.put(lambda: self._wanted.append(wanted))
             case {"stop": batch}:
                 self._inbox.put(lambda: self._stop(batch))
             case {"ask": request, "entry": entry, "streamed": streamed}:
-                # It waits for the model to be there, and for what was asked before.
+                # Through the inbox, so that it waits until the model is loaded, and keeps its place.
                 self._inbox.put(lambda: self._ask(request, entry, streamed))
             case {"take_back": request}:
                 self._inbox.put(lambda: self._take_back(request))
@@ -169,7 +168,7 @@ class _Host:
         time.sleep(PATIENCE_SECONDS)
         os._exit(1)
 
-    # What is done between two ticks of the driver
+    # Done between two turns of the driver's loop
 
     def _after_tick(self) -> None:
         now = time.monotonic()
@@ -188,7 +187,7 @@ class _Host:
             if job.whole and not job.broken:
                 self._leave(job, whole=True)
 
-    def _take_up(self, wanted: _Wanted, now: float) -> None:
+    def _take_up(self, wanted: _QueuedBatch, now: float) -> None:
         models, spec = self._models, self._spec
         chosen = models.target_model
         asked = partial(identity, spec, models.target, engine=chosen.engine, precision=chosen.precision)
@@ -200,7 +199,7 @@ class _Host:
                 return
             self._give_up(wanted.batch, wanted.directory, error)
         except OldAnswersError as error:
-            # No other start of this version could go on with it.
+            # Restarting this version would not help, so the batch fails.
             self._line.send({"broken": wanted.batch, "sentence": printable(error)})
         except OutriderError as error:
             self._give_up(wanted.batch, wanted.directory, error)
@@ -245,23 +244,23 @@ class _Host:
             self._leave(job, whole=False)
 
     def _found_broken(self, job: Job, error: OutriderError) -> None:
-        """Told amid something else, so that what follows from it comes later."""
+        """Called in the middle of another operation, so the job is closed later, by the inbox."""
         self._inbox.put(lambda: self._break(job, error))
 
     def _break(self, job: Job, error: OutriderError) -> None:
         if job.number not in self._jobs.jobs:
-            return  # it was stopped meanwhile
+            return  # stopped in the meantime
         self._driver.withdraw(job)
-        with suppress(OutriderError):  # of the same journal; the first is told
+        with suppress(OutriderError):  # the same journal fails again; the first error is reported
             self._jobs.leave(job)
         self._told.pop(job.batch, None)
         self._give_up(job.batch, job.directory, error)
 
     def _give_up(self, batch: str, directory: Path, error: OutriderError) -> None:
-        """For now, where it may yet go on: here in a while, or with another start of the server."""
+        """Put the batch aside: try again later if the disk is full, else wait until the server is restarted."""
         if isinstance(error, NoSpaceError):
             now = time.monotonic()
-            self._wanted.append(_Wanted(batch, directory, now, now + FREED_SECONDS))
+            self._wanted.append(_QueuedBatch(batch, directory, now, now + FREED_SECONDS))
             self._say(f"{batch}: {error}; this is tried again")
         else:
             self._line.send({"waits": batch, "sentence": printable(_what_it_waits_for(batch, error))})
@@ -269,13 +268,13 @@ class _Host:
     def _say(self, text: str) -> None:
         self._line.send({"note": printable(text)})
 
-    # Single requests; what needs the tokenizer runs in the thread of texts
+    # Single requests; calls of the tokenizer process are made in the thread of ``_texts``
 
     def _ask(self, request: str, entry: dict[str, Any], streamed: bool) -> None:
         self._texts.submit(self._or_refuse, request, lambda: self._admit(request, entry, streamed))
 
     def _take_back(self, request: str) -> None:
-        # Behind its admission, where that is still to come.
+        # Through the same thread, so that it comes after the request's admission.
         self._texts.submit(lambda: self._inbox.put(lambda: self._driver.withdraw_single(request)))
 
     def _admit(self, request: str, entry: dict[str, Any], streamed: bool) -> None:
@@ -300,7 +299,7 @@ class _Host:
             answer, prompt = stream.shown_tokens(tokens), row.stored.prompt[-ANCHOR:]
             text = self._tokenizer_process.decode(self._models.target.path, answer, stream.shown, prompt)
         except TokenizerProcessDied:
-            return  # what it would have told comes with the end
+            return  # the text comes with a later piece, or at the end
         grown = stream.grown(text)
         if grown.reasoning or grown.content:
             piece = {"index": sample, "text": grown.content, "reasoning": grown.reasoning}
@@ -331,7 +330,7 @@ class _Host:
         self._line.send({"answer": row.request, "pieces": pieces, "record": body})
 
     def _or_refuse(self, request: str, act: Callable[[], None]) -> None:
-        """Whoever waits for an answer gets one."""
+        """Run ``act``; if it raises, answer the request with that error, so that its client does not wait for ever."""
         try:
             act()
         except Exception as error:
@@ -341,7 +340,7 @@ class _Host:
 
 
 def _what_it_waits_for(batch: str, error: OutriderError) -> str:
-    """Its journal may be mended, and hold rows that are done: to fail it is for nobody but its client."""
+    """What a batch waits for. It is not failed: its journal may be restored, and may hold finished rows."""
     if isinstance(error, JobChangedError):
         return str(error)
     then = f"put back a copy of {JOURNAL}" if isinstance(error, JobDamagedError) else "see to that"

@@ -1,9 +1,8 @@
-"""Between the server and a process of its own: messages as lines of JSON, both ways. A line's end is the other's end."""
+"""The link between the server and one of its processes: lines of JSON over a socket pair; its end shows a process's end."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,16 +13,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from outrider.runner.temporary_file import last_line
 from outrider.workers.errors import JobError
 
-# With this program's search path, so that the same packages are found there.
+# The process searches the server's sys.path, so it finds the same packages.
 BEGIN = "import sys; sys.path[:] = {path!r}; from outrider.runner.serve.{module} import main; main(int(sys.argv[1]))"
-LONGEST_COMPLAINT = 4096
 Message = dict[str, Any]
 
 
-class Line:
-    """One end. ``send`` may be called from any thread."""
+class Link:
+    """One end of the socket pair. ``send`` may be called from any thread."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -31,15 +30,15 @@ class Line:
         self._stream = end.makefile("rb")
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Whoever is not there any more misses it; its end is told to the one who reads."""
+        """Send a message. An error is ignored: if the other side has ended, ``receive`` returns None."""
         with self._sending, suppress(OSError):
             self._end.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> Message | None:
-        """The next message; None at the other's end."""
+        """The next message; None once the other side has ended."""
         with suppress(OSError):
             line = self._stream.readline()
-            # The last one may be cut off, where the other was killed.
+            # The last line is incomplete if the other side was killed while it was sent.
             if line.endswith(b"\n"):
                 message: Message = json.loads(line)
                 return message
@@ -52,9 +51,10 @@ class Line:
 
 
 class Child:
-    """A process of the server's, in a session of its own, so that a terminal's signals reach the server alone.
+    """A process of the server, in a session of its own, so that a terminal's signals reach only the server.
 
-    ``hear`` gets its messages, and then ``ended`` what it complained of last, both in a thread of this one.
+    ``hear`` is called with each message, and at the end ``ended`` with a sentence about how the process ended; both in a
+    thread of the server.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Child:
         with ExitStack() as opened:
             try:
                 ours, theirs = map(opened.enter_context, socket.socketpair())
-                # No pipe: nobody waits for anybody to read.
-                self._said = opened.enter_context(tempfile.TemporaryFile())
+                # A file, not a pipe, which would block the process when it is full.
+                self._output = opened.enter_context(tempfile.TemporaryFile())
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-c", begin, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
-                    stdout=self._said,
-                    stderr=self._said,
+                    stdout=self._output,
+                    stderr=self._output,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
@@ -78,8 +78,8 @@ class Child:
                 raise JobError(f"a process of the server's could not be started: {error.strerror}") from None
             theirs.close()
             opened.pop_all()
-        self._line = Line(ours)
-        # Other users see command lines.
+        self._line = Link(ours)
+        # Sent as a message, since other users can see command lines.
         self._line.send(asked)
         self._thread = threading.Thread(target=self._read, args=(hear, ended), name=module, daemon=True)
         self._thread.start()
@@ -91,7 +91,7 @@ class Child:
         self._process.kill()
 
     def wait(self) -> None:
-        """Until it has ended, and all that it said was heard."""
+        """Wait until the process has ended and all of its messages were handled."""
         self._thread.join()
 
     def _read(self, hear: Callable[[Message], None], ended: Callable[[str], None]) -> None:
@@ -100,15 +100,9 @@ class Child:
         code = self._process.wait()
         self._line.close()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        ended(f"its process {how}{self._complaint()}")
-
-    def _complaint(self) -> str:
-        size = os.fstat(self._said.fileno()).st_size
-        said = os.pread(self._said.fileno(), LONGEST_COMPLAINT, max(0, size - LONGEST_COMPLAINT))
-        lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-        return f" ({lines[-1]})" if lines else ""
+        ended(f"its process {how}{last_line(self._output)}")
 
 
-def server_line(descriptor: int) -> Line:
-    """The child's end."""
-    return Line(socket.socket(fileno=descriptor))
+def server_link(descriptor: int) -> Link:
+    """The process's end of its link to the server."""
+    return Link(socket.socket(fileno=descriptor))

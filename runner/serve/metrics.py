@@ -1,4 +1,4 @@
-"""What a Prometheus reads: counters since the server's start, in its text format."""
+"""Metrics of the server in Prometheus' text format; counters count from the server's start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who does the batches: processes that admit them, and one that keeps a model loaded. Several models take turns.
+"""Runs batches (the ``Runner`` of ``running.py``): admission processes, and one model's process at a time, by turns.
 
-A process that dies is started again, and goes on from the journals. Where it dies again and again without a row ending in
-between, its batches are given up.
+A model's process that dies is restarted and continues from the journals. If it dies again and again without a row ending in
+between, its batches fail.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from outrider.runner.serve.running import Answer, BatchJob, Broken, Failure, Hea
 from outrider.workers.errors import JobError
 
 LOOK_SECONDS = 0.5
-# A machine that is short of memory or of processes may have them again later.
+# Deaths of a model's process without an ended row in between after which its batches fail.
 MOST_DEATHS = 10
-# Behind a death, and twice as long behind each further one.
+# The pause before a restart, doubled with each further death.
 PAUSE_SECONDS, LONGEST_PAUSE = 2.0, 60.0
 GONE = Failure(503, "the model was taken away before the answer was whole; ask again")
 CLOSING = Failure(503, "the server is being stopped")
@@ -34,7 +34,7 @@ AWAY, LOADING, LOADED, LEAVING = "waiting", "loading", "loaded", "leaving"
 
 @dataclass(slots=True)
 class _Asked:
-    """A single request, and whether its client has heard something of the answer."""
+    """A single request; ``begun``: its client has been sent a part of the answer."""
 
     entry: Mapping[str, Any]
     streamed: bool
@@ -50,16 +50,16 @@ class _Model:
     child: Child | None = None
     since: float = 0.0
     batches: dict[str, BatchJob] = field(default_factory=dict)
-    # Begun with other options than now, or not to be read: they wait for another start of the server, or to be stopped.
-    others: dict[str, BatchJob] = field(default_factory=dict)
+    # Batches with other options than now, or an unreadable journal: they wait until the server is restarted or they stop.
+    suspended: dict[str, BatchJob] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
     asked: dict[str, _Asked] = field(default_factory=dict)
     deaths: int = 0
     not_before: float = 0.0
     ended_rows: dict[str, int] = field(default_factory=dict)
-    # What its process has said of its end.
+    # The error that its process reported before it ended.
     error: str | None = None
-    # Another try would bring the same.
+    # The error would be the same on another try.
     hopeless: bool = False
 
     @property
@@ -68,9 +68,9 @@ class _Model:
 
 
 class ModelHosts:
-    """A ``Runner`` (``running.py``). ``turn`` is how long a model keeps the machine while others are waited for.
+    """``turn``: the seconds that a model stays loaded while batches wait for other models.
 
-    Where this program's files have ``changed``, deaths are nobody's fault, and batches wait for the server's next start.
+    If outrider's own files have ``changed``, deaths are not counted, and batches wait until the server is restarted.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class ModelHosts:
         self._requests = itertools.count()
         self._changed = changed
         self._admissions = Admissions(specs, hear, say, child, changed)
-        # The last that was loaded; those behind it come first.
+        # Index of the model that was loaded last; the next turn begins after it.
         self._last = -1
         threading.Thread(target=self._run, name="turns", daemon=True).start()
 
-    # What is asked
+    # Requests of the service
 
     def admit(self, job: BatchJob) -> None:
         self._admissions.add(job)
@@ -113,10 +113,10 @@ class ModelHosts:
         with self._lock:
             self._admissions.stop(batch)
             for model in self._models.values():
-                waits = model.others.pop(batch, None) is not None
-                if model.batches.pop(batch, None) is None and not waits:
+                suspended = model.suspended.pop(batch, None) is not None
+                if model.batches.pop(batch, None) is None and not suspended:
                     continue
-                if waits or model.child is None:
+                if suspended or model.child is None:
                     self._hear(Left(batch, whole=False))
                 else:
                     model.stopping.add(batch)
@@ -176,9 +176,9 @@ class ModelHosts:
         while not self._closing.wait(LOOK_SECONDS):
             self._admissions.look()
             with self._lock:
-                self._look(time.monotonic())
+                self._change_turns(time.monotonic())
 
-    def _look(self, now: float) -> None:
+    def _change_turns(self, now: float) -> None:
         if self._closing.is_set():
             return
         present = next((model for model in self._models.values() if model.child is not None), None)
@@ -187,16 +187,15 @@ class ModelHosts:
                 self._load(following, now)
             return
         others = any(each.wanted for each in self._models.values() if each is not present)
-        # A turn begins when the model is there; one that nobody wants is not loaded to its end.
+        # A turn counts from when the model is loaded; a model without work gives way even while it is loading.
         over = not present.wanted or (present.state == LOADED and now - present.since > self._turn)
         if present.state != LEAVING and others and over and present.child is not None:
             present.state = LEAVING
             present.child.send({"close": "at once"})
 
     def _following(self, now: float) -> _Model | None:
-        """Whose turn it is: the next one that is wanted, or, where none is, the next one that is not.
-
-        One that is wanted and has just died is waited for: another one would take longer to load than its pause.
+        """The model whose turn is next: one with work, else any. A model with work that pauses after a death is waited for,
+        since loading another one would take longer than the pause.
         """
         models = list(self._models.values())
         first = self._last + 1
@@ -242,7 +241,7 @@ class ModelHosts:
                 case {"waits": batch, "sentence": sentence}:
                     self._say(f"{model.name}: {sentence}")
                     if (job := model.batches.pop(batch, None)) is not None:
-                        model.others[batch] = job
+                        model.suspended[batch] = job
                     elif batch in model.stopping:
                         model.stopping.discard(batch)
                         self._hear(Left(batch, whole=False))
@@ -283,7 +282,7 @@ class ModelHosts:
                 self._refuse_all(model, UPDATED)
                 return
             model.deaths = MOST_DEATHS if model.hopeless else model.deaths + 1
-            # A model that cannot be loaded is tried for as long as the server runs, and dies each time.
+            # The exponent is bounded, since a model that cannot be loaded is tried for as long as the server runs.
             doublings = min(model.deaths, MOST_DEATHS) - 1
             model.not_before = time.monotonic() + min(LONGEST_PAUSE, PAUSE_SECONDS * 2**doublings)
             self._say(f"{model.name}: {why}; it is started again")

@@ -1,4 +1,4 @@
-"""Ids of files and batches, and where they lie. An id that is not of our making never becomes a path."""
+"""Ids of files and batches, and their paths. Only an id of our own form becomes a path."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def new_batch_id() -> str:
 
 
 def shown_to_clients(said: object, path: object, name: str) -> str:
-    """What is said, with a name in the place of where something lies on the server."""
+    """A message for clients, with a name in place of a path on the server."""
     place = printable(path)
     return printable(said).replace(place, name) if "/" in place else printable(said)
 
 
 class Folders:
-    """What lies where under the server's data directory."""
+    """The paths below the server's data directory."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -43,7 +43,7 @@ class Folders:
                 raise UsageError(f"--data: {folder} cannot be written: {error.strerror}") from None
 
     def file(self, name: str) -> Path:
-        """What was uploaded under this id."""
+        """The path of an uploaded file."""
         if not FILE.fullmatch(name):
             raise no_such("File", name)
         return self.files / name

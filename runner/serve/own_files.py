@@ -1,4 +1,4 @@
-"""Whether this program's files are still those that the server was started from: its processes read them as they start."""
+"""Whether outrider's own files have changed since the server started, which new processes of the server would load."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class OwnFiles:
         return self._now() != self._before
 
     def _now(self) -> dict[str, tuple[int, int]]:
-        """Size and age of each, also behind the links of an editable install."""
+        """Size and modification time of each file; symlinks are followed (editable installs)."""
         found = {}
         for folder, _, names in os.walk(self._folder, followlinks=True):
             for path in (Path(folder, name) for name in names if name.endswith(READ)):
                 try:
                     about = path.stat()
-                except OSError:  # it goes at this moment
+                except OSError:  # removed in between
                     continue
                 found[str(path)] = about.st_size, about.st_mtime_ns
         return found

@@ -1,4 +1,4 @@
-"""The page at ``/``: an empty shell for everybody, and what fills it for whoever has the link that the server printed."""
+"""The page at ``/``: an empty shell without authentication, and its data, for which the printed link has a token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPORT_HEADERS = {
 
 @cache
 def shell() -> tuple[str, dict[str, str]]:
-    """The page, and headers that let it run its own script and nothing else."""
+    """The page, and headers that allow only its own script and style."""
     folder = Path(__file__).with_name("page_parts")
     style, script = (folder / "page.css").read_text(), (folder / "page.js").read_text()
     page = (folder / "page.html").read_text().replace("/*style*/", style).replace("/*script*/", script)

@@ -1,4 +1,4 @@
-"""Files as answers, whole or the parts of them that a request's Range asks for."""
+"""Files as responses, whole or in the parts that a Range header asks for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANGES = re.compile(rf"bytes=({ONE}(?:,{ONE})*)", re.ASCII | re.IGNORECASE)
 
 
 class RangedFile(FileResponse):
-    """RFC 9110 lets a Range be ignored, and one that cannot be read is: the answer is then the whole file."""
+    """A file response. A Range header that cannot be parsed is ignored (RFC 9110): the response is the whole file."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -28,14 +28,14 @@ class RangedFile(FileResponse):
             refusal = ApiError(416, said, "Range", "range_not_satisfiable").body()
             await JSONResponse(refusal, 416, {"Content-Range": f"bytes */{size}"})(scope, receive, send)
             return
-        # Starlette would refuse several of which one is there.
+        # Of several ranges some may begin after the end: Starlette would refuse them all, so the header is dropped.
         if asked is not None and (not starts or max(starts) >= size):
             scope = {**scope, "headers": [(name, value) for name, value in scope["headers"] if name != b"range"]}
         await super().__call__(scope, receive, send)
 
 
 def _starts(asked: str, size: int) -> list[int] | None:
-    """Where the ranges begin; None where they are none of bytes, or one ends before it begins."""
+    """The first bytes of the ranges; None if the header cannot be parsed, or a range ends before it begins."""
     if not (found := RANGES.fullmatch(asked.strip())):
         return None
     starts = []

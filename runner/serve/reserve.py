@@ -1,4 +1,4 @@
-"""A file that is there to be removed: on a full disk it makes room for what frees more, such as a deletion."""
+"""A reserve file, deleted when the disk is full to make room for operations that free space (deleting, cancelling)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reserve:
         self._path = folder / NAME
 
     def fill(self) -> None:
-        """As far as there is room. Not by zeros, which a file system may keep in no space at all."""
+        """Fill the file as far as there is room; with random bytes, since a file system may store zeros without space."""
         with suppress(OSError), self._path.open("ab") as stream:
             while (missing := BYTES - stream.tell()) > 0:
                 stream.write(os.urandom(min(AT_ONCE, missing)))

@@ -1,4 +1,4 @@
-"""What runs batches, as the service sees it: what it can ask, and what it hears."""
+"""The interface between the service and what runs batches: ``Runner``'s methods, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-# What could not be written is tried again after so long: a disk that is full may have been freed by then.
+# After this time an operation that failed for want of disk space is tried again.
 FREED_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """A batch and its job directory, in which its input lies; ``endpoint`` is what all of its rows ask for."""
+    """A batch and its job directory, which holds its input; ``endpoint``: the URL of all its rows."""
 
     batch: str
     model: str
@@ -21,12 +21,12 @@ class BatchJob:
     directory: Path
 
 
-# What is heard, each of one batch
+# Events, each of one batch
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """All rows of the batch have been found good, and stand in its journal."""
+    """The batch's rows have been checked, and are in its journal."""
 
     batch: str
     rows: int
@@ -34,7 +34,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Its input is not what can be run: ``errors`` as the API shows them."""
+    """The batch's input cannot be run; ``errors`` as the API shows them."""
 
     batch: str
     errors: Sequence[Mapping[str, Any]]
@@ -42,7 +42,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far it is: rows, and what was written in so many seconds of work on this batch since the models have it."""
+    """Ended rows, and the tokens, candidates and seconds of work since the model's process has had the batch."""
 
     batch: str
     done: int
@@ -55,7 +55,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Nobody holds its job directory any more: ``whole`` if all rows have ended, else because it was stopped."""
+    """The job directory is no longer locked; ``whole``: all rows have ended (else the batch was stopped)."""
 
     batch: str
     whole: bool
@@ -63,7 +63,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """It cannot be run: why, in a sentence. Nobody holds its job directory."""
+    """The batch cannot be run; ``sentence``: why. Its job directory is not locked."""
 
     batch: str
     sentence: str
@@ -74,7 +74,7 @@ Hear = Callable[[Event], None]
 
 
 class Failure(NamedTuple):
-    """Why a single request has no answer: an HTTP status, a sentence, and the API's code where it has one."""
+    """Why a single request has no answer: an HTTP status, a sentence, and the API's error code, if any."""
 
     status: int
     sentence: str
@@ -83,7 +83,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a single request gets: pieces of text, then the whole record or an error."""
+    """A part of the answer to a single request: pieces of text, and at the end the whole record or an error."""
 
     pieces: Sequence[Mapping[str, Any]] = ()
     record: Mapping[str, Any] | None = None
@@ -95,45 +95,45 @@ class Answer:
 
 
 class StopAtOnceError(Exception):
-    """Rows under way are left as they are: what is written of them is kept."""
+    """Stop without waiting for rows in progress; their tokens so far are saved."""
 
 
 class Runner(Protocol):
-    """Nothing of it waits. It tells what comes of what it was asked, from threads of its own."""
+    """Runs batches. Its methods return at once (except ``close``); events come later, from its own threads."""
 
     def admit(self, job: BatchJob) -> None:
-        """Check the batch's input and write its journal: ``Admitted`` or ``Refused`` follows, or ``Broken``.
+        """Check the batch's input and fill its journal: ``Admitted``, ``Refused`` or ``Broken`` follows.
 
-        Where the disk is full it is tried again.
+        If the disk is full, it is tried again.
         """
         ...
 
     def run(self, job: BatchJob) -> None:
-        """Do its rows, in turn with those of other batches: ``Progress``, and then ``Left`` or ``Broken``.
+        """Do the batch's rows, in turn with those of other batches: ``Progress`` follows, then ``Left`` or ``Broken``.
 
-        Where the disk is full it is tried again. A batch that was begun with other options, or whose journal cannot be
-        used, waits until it is stopped.
+        If the disk is full, it is tried again. A batch that was begun with other options, or whose journal cannot be used,
+        waits until it is stopped.
         """
         ...
 
     def stop(self, batch: str) -> None:
-        """Do no more of its rows: ``Left`` follows, if it was being run or waited for that."""
+        """Do no more of the batch's rows: ``Left`` follows if it was running or waiting."""
         ...
 
     def ask(
         self, model: str, entry: Mapping[str, Any], streamed: bool, hear: Callable[[Answer], None]
     ) -> Callable[[], None]:
-        """A single request; to call what comes back is to take it back."""
+        """Answer a single request; the returned function withdraws it."""
         ...
 
     def refuse_requests(self) -> None:
-        """The server is being stopped: single requests that are open are told so, and those that still come."""
+        """Answer open and future single requests with the error that the server is being stopped."""
         ...
 
     def state(self) -> Mapping[str, str]:
-        """For each model by name what it is at: loaded, loading, waiting."""
+        """The state of each model by name: loaded, loading, leaving or waiting."""
         ...
 
     def close(self, at_once: bool) -> None:
-        """Let rows under way end, or keep what is written of them; waits for that."""
+        """Let rows in progress end, or with ``at_once`` save their tokens; waits until that is done."""
         ...

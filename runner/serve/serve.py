@@ -1,4 +1,4 @@
-"""``outrider serve``: the data directory taken, the models looked at, and the server until it is told to stop."""
+"""``outrider serve``: locks the data directory, checks the models, and runs the server until it is told to stop."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from outrider.workers.errors import JobHeldError, OutriderError, UsageError
 LOCK = "serve.lock"
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 LOOPBACK = ("127.", "::1", "localhost")
-# Answers under way, at the end.
+# How long open requests may take when the server stops.
 GRACE_SECONDS = 10
 STOPPING = "finishing the rows under way; Ctrl-C again stops at once (either way the next start goes on)"
-# What of the options a batch's job is run with.
+# The options of the server that are options of a batch's job too.
 OF_JOBS = sorted((ServeSpec.model_fields.keys() & JobSpec.model_fields.keys()) - {"model"})
 
 
 def named_models(given: list[str]) -> dict[str, str]:
-    """``-m name=path``, or a path or id alone, which then goes by its last part."""
+    """Models by name, from ``-m name=path`` or a path or hub id alone, whose name is its last part."""
     found: dict[str, str] = {}
     for each in given:
         name, equals, path = each.partition("=")
@@ -58,7 +58,7 @@ def named_models(given: list[str]) -> dict[str, str]:
 
 
 def serve(spec: ServeSpec) -> None:
-    """Until it is told to stop; what is left then is gone on with by the next one on the same data."""
+    """Run the server until it is told to stop; the next one on the same data directory continues unfinished batches."""
     try:
         import uvicorn
 
@@ -66,12 +66,12 @@ def serve(spec: ServeSpec) -> None:
         from outrider.runner.serve.http_server import HttpServer
     except ModuleNotFoundError as error:
         raise UsageError(f"outrider serve needs {error.name}: pip install 'outrider[serve]'") from None
-    with _private(), _held(spec.data):
+    with _private(), _data_lock(spec.data):
         key_file, keys = keys_of(spec.api_key_file, spec.data)
         folders = Folders(spec.data.resolve())
         folders.make()
         specs = _job_specs(spec)
-        _look_at(specs)
+        _check_models(specs)
         listening = _listen(spec.host, spec.port)
         store = Store(folders.data)
         sweep(store, folders)
@@ -93,26 +93,26 @@ def serve(spec: ServeSpec) -> None:
         )
         with _draining() as told_to_stop:
             _start(service)
-            _tell(spec, list(specs), listening, key_file, keys)
-            told_before = lambda: told_to_stop.count > 0  # noqa: E731
+            _print_addresses(spec, list(specs), listening, key_file, keys)
+            stopped_before = lambda: told_to_stop.count > 0  # noqa: E731
             most = raise_open_files() // OPEN_FILES_EACH
-            server = HttpServer(config, told_to_stop.begin, service.refuse_requests, told_before, most)
+            server = HttpServer(config, told_to_stop.begin, service.refuse_requests, stopped_before, most)
             server.run(sockets=[listening])
-            told_to_stop.count += server.told_again
+            told_to_stop.count += server.stopped_twice
             _close(service, told_to_stop)
 
 
 def _job_specs(spec: ServeSpec) -> dict[str, JobSpec]:
-    """How batches of each model are run. Their input and directory come with each."""
+    """The options of each model's batches, without input and directory."""
     shared = {name: getattr(spec, name) for name in OF_JOBS if name in spec.model_fields_set}
     models = spec.models or named_models([spec.model])
     named_models([f"{name}={path}" for name, path in models.items()])
-    # A row that is wrong is its own error, as at OpenAI's; what is no row of a batch is refused before (`admission_child`).
+    # skip_bad: a wrong row fails alone, as at OpenAI. (`admission_child` refuses lines that are not rows of the batch.)
     return {name: JobSpec(input=Path("-"), model=path, skip_bad=True, **shared) for name, path in models.items()}
 
 
-def _look_at(specs: Mapping[str, JobSpec]) -> None:
-    """A model that cannot be used is refused before anybody relies on it."""
+def _check_models(specs: Mapping[str, JobSpec]) -> None:
+    """Refuse models that cannot be used before the server starts."""
     with TokenizerProcess() as tokenizer_process:
         for spec in specs.values():
             for note in tokenizer_process.prepare_pair(spec.model, spec.draft, _say)[3]:
@@ -121,7 +121,7 @@ def _look_at(specs: Mapping[str, JobSpec]) -> None:
 
 @contextmanager
 def _private() -> Iterator[None]:
-    """What clients send and get is for this user alone."""
+    """Files that are made meanwhile are for this user only."""
     before = os.umask(0o077)
     try:
         yield
@@ -130,8 +130,8 @@ def _private() -> Iterator[None]:
 
 
 @contextmanager
-def _held(data: Path) -> Iterator[None]:
-    """One server at a time. The kernel lets go when it ends, however it ends."""
+def _data_lock(data: Path) -> Iterator[None]:
+    """Lock the data directory (flock): one server at a time."""
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(data / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -157,7 +157,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(found[0], socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(found[4])
-        # Whoever comes once it is told of is answered, if only in a moment.
+        # Listen before the address is printed: clients may connect at once, and are answered in a moment.
         listening.listen(128)
         return listening
     except OSError as error:
@@ -168,7 +168,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _start(service: Service) -> None:
-    """Nobody is told of a server that cannot write what it takes up, as where the disk is full."""
+    """Start the service before its address is printed; an error (a full disk, say) ends the command."""
     try:
         service.start()
     except OutriderError:
@@ -176,7 +176,7 @@ def _start(service: Service) -> None:
         raise
 
 
-def _tell(spec: ServeSpec, models: list[str], listening: socket.socket, key_file: Path, keys: list[str]) -> None:
+def _print_addresses(spec: ServeSpec, models: list[str], listening: socket.socket, key_file: Path, keys: list[str]) -> None:
     port = listening.getsockname()[1]
     host = "127.0.0.1" if spec.host in ("0.0.0.0", "::") else spec.host
     at = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -188,11 +188,11 @@ def _tell(spec: ServeSpec, models: list[str], listening: socket.socket, key_file
 
 
 @dataclass
-class _Told:
-    """How often it was told to stop."""
+class _StopRequests:
+    """How often the server was told to stop."""
 
     count: int = 0
-    # What the HTTP server hears is counted when that one has ended.
+    # The HTTP server has received the first signal; it is counted when that server has ended.
     stopping: bool = False
 
     def begin(self) -> None:
@@ -201,30 +201,30 @@ class _Told:
 
 
 @contextmanager
-def _draining() -> Iterator[_Told]:
-    """The HTTP server takes the first signal, and hands it on here when it has ended."""
-    told = _Told()
+def _draining() -> Iterator[_StopRequests]:
+    """Count signals. The HTTP server handles the first one, and raises it again here when it has ended."""
+    requests = _StopRequests()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        told.count += 1
+        requests.count += 1
 
     def hung_up(number: int, frame: FrameType | None) -> None:
-        """A terminal that closes is a SIGTERM, but no second one: the kernel and the shell may both tell of it."""
-        if not (told.stopping or told.count):
-            told.stopping = True
+        """SIGHUP acts as a first SIGTERM, never as a second: the kernel and the shell may both send it."""
+        if not (requests.stopping or requests.count):
+            requests.stopping = True
             signal.raise_signal(signal.SIGTERM)
 
     signals = (signal.SIGINT, *end_signals())
     before = {number: signal.signal(number, hung_up if number == signal.SIGHUP else handle) for number in signals}
     try:
-        yield told
+        yield requests
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _close(service: Service, told: _Told) -> None:
-    """The second signal does not wait for rows under way. What is written of them is kept either way."""
+def _close(service: Service, told: _StopRequests) -> None:
+    """Close the service; after a second signal without waiting for rows in progress. Their tokens are saved either way."""
     hurried = told.count > 1
     closing = threading.Thread(target=service.close, args=(hurried,), name="close")
     closing.start()

@@ -1,4 +1,4 @@
-"""The batches: what clients ask, what the runner tells, and what becomes of each batch, durable before anybody hears of it.
+"""The batches' state machine, over requests of clients and events of the runner. Each change is durable before it is shown.
 
     validating ──> in_progress ──> finalizing ──> completed
         │               │
@@ -6,8 +6,8 @@
         ├───────────────┴──> cancelling ──────────────────> cancelled
         └──> failed
 
-``ending`` is what a batch is going to be. It is written before its files are, so a server that was killed in between writes
-them again.
+``ending`` is the status that a batch will have once its files are written. It is stored before they are, so the next server
+writes them again if this one is killed in between.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from outrider.workers.errors import JobDamagedError, JobError, NoSpaceError, Out
 logger = logging.getLogger("outrider.serve")
 
 TICK_SECONDS = 0.5
-# How far a batch is stands in its journal; what the API shows right after a start may be so old.
+# The counts that the API shows are stored this often; right after a start they may be this old.
 SECONDS_BETWEEN_COUNTS = 30.0
-# Speed is that of the last while.
+# A batch's speed is measured over this time.
 SPEED_SECONDS = 60.0
 MOST_DELETED = 10_000
-# Where the API shows a batch's files.
+# The keys of a batch's files in the API.
 FILE_IDS = {OUTPUT: "output_file_id", ERROR_FILE: "error_file_id"}
 NO_SPACE = "no_space"
 FULL = "the server's disk is full, or it can open no more files: the batch's files are written once that is over"
@@ -70,14 +70,14 @@ WAS_FULL = "the server's disk was full, or it could open no more files: rows tha
 
 @dataclass(slots=True)
 class Pace:
-    """How far a batch is, and how fast it has been lately."""
+    """A batch's progress, and its recent speed."""
 
     progress: Progress
     seen: deque[tuple[float, Progress]] = field(default_factory=deque)
 
     def add(self, progress: Progress, now: float) -> None:
         if progress.tokens < self.progress.tokens:
-            # Another process has taken the batch up, and counts anew what it writes.
+            # Another process has the batch now, and counts tokens from 0.
             self.seen.clear()
         self.progress = progress
         self.seen.append((now, progress))
@@ -93,13 +93,13 @@ class Pace:
         return rows / seconds, (last.tokens - first.tokens) / seconds
 
 
-def _passed() -> float:
-    """Seconds that no setting of the clock changes, those that the machine slept included."""
+def _boot_seconds() -> float:
+    """Seconds since boot: not changed by setting the clock, and counting time in suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Service:
-    """``start`` takes up what an earlier server has left. Events are handled in one thread, after each other."""
+    """``start`` resumes the batches of an earlier server. Events are handled one after the other, in one thread."""
 
     def __init__(
         self,
@@ -108,55 +108,56 @@ class Service:
         models: Sequence[str],
         runner: Callable[[Hear], Runner],
         now: Callable[[], float] = time.time,
-        passed: Callable[[], float] = _passed,
+        boot_seconds: Callable[[], float] = _boot_seconds,
     ) -> None:
         self._store = store
         self._folders = folders
         self._reserve = Reserve(folders.data)
         self.models = list(models)
         self._now = now
-        self._passed = passed
-        # When the windows are over that this server has seen, as ``passed`` counts.
-        self._over: dict[str, float] = {}
-        # None wakes whoever waits.
+        self._boot_seconds = boot_seconds
+        # When the completion windows of unfinished batches end, in ``boot_seconds``.
+        self._window_ends: dict[str, float] = {}
+        # None only wakes the thread.
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self.runner = runner(self._events.put)
         self._paces: dict[str, Pace] = {}
-        # What was done since the start, for the metrics.
+        # Counted since the server's start, for the metrics.
         self._done = {"done": 0, "failed": 0, "tokens": 0, "proposed": 0, "accepted": 0}
         self._lock = threading.RLock()
         self._closed = threading.Event()
-        # Open requests are refused: those that are being sent, too.
+        # Set when the server stops: open requests are refused, even while they are being sent.
         self.stopping = threading.Event()
         self._finalizer = ThreadPoolExecutor(1, "finalize")
         self._finalizing: set[str] = set()
-        # Where files stood in the list, the latest that were deleted.
+        # The numbers of the last deleted files, for paging.
         self._deleted: dict[str, int] = {}
+        # When the files of a batch are written again, after an error.
         self._retry: dict[str, float] = {}
-        # Those that nobody can go on with until something is put back, and for what.
+        # Batches that wait until a file is put back, with the reason.
         self._waiting: dict[str, str] = {}
-        # Those whose files found no space.
+        # Batches whose files found no space on the disk.
         self._no_space: set[str] = set()
-        # What was told and could not be written.
+        # Events whose changes could not be stored yet.
         self._unhandled: list[Event] = []
         self._counted = 0.0
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
 
     def start(self) -> None:
         with self._lock:
-            self._sweep()
+            self._remove_unknown_batches()
             self._reserve.fill()
             for batch in self._store.unended():
                 self._resume(batch)
         self._thread.start()
 
     def refuse_requests(self) -> None:
-        """The server is being stopped: whoever is still sending or waiting is told so."""
+        """The server is being stopped: refuse open requests."""
         self.stopping.set()
         self.runner.refuse_requests()
 
     def close(self, at_once: bool = False) -> None:
-        """Rows under way may end, and are recorded; what is left is for the next start."""
+        """Let rows in progress end (not with ``at_once``) and be recorded; the next server continues with the rest."""
         self._closed.set()
         self.runner.close(at_once)
         self._events.put(None)
@@ -169,9 +170,9 @@ class Service:
     # Files
 
     def list_files(self, purpose: str | None, after: str | None, limit: int, newest_first: bool) -> dict[str, Any]:
-        # Whoever deletes what a page has listed asks for the next one by the last of them.
-        behind = None if after is None else self._deleted.get(after) or self.file(after).number
-        found = self._store.files(purpose, behind, limit + 1, newest_first)
+        # A client that deletes the files of one page asks for the next page after a deleted file.
+        number = None if after is None else self._deleted.get(after) or self.file(after).number
+        found = self._store.files(purpose, number, limit + 1, newest_first)
         return _page([file.shown() for file in found], limit)
 
     def file(self, name: str) -> File:
@@ -186,7 +187,7 @@ class Service:
         return self._folders.batch(file.batch) / (ERRORS if file.purpose == ERROR_FILE else RESULTS)
 
     def delete_file(self, name: str) -> dict[str, Any]:
-        """Of what a batch wrote, its journal holds a copy: that goes with the last of its files."""
+        """Delete a file; with a batch's last file also its job directory, since the journal holds the same rows."""
         with self._lock:
             file = self.file(name)
             self._reserve.even_if_full(lambda: self._forget(file))
@@ -220,7 +221,7 @@ class Service:
         directory = self._folders.batch(name)
         with self._lock:
             self._take_input(file, directory)
-        # Nobody waits for it: a compressed line may take minutes to read.
+        # Without the lock: reading a compressed line may take minutes.
         batch.model, problem = batch_requests.model_of(directory / INPUT, self.models)
         batch.shown["model"] = batch.model
         with self._lock:
@@ -235,7 +236,7 @@ class Service:
         return batch.shown
 
     def _take_input(self, file: File, directory: Path) -> None:
-        """By a second name, so that the client may delete his."""
+        """Hard-link the input into the batch's directory, so that the client may delete the file."""
         try:
             directory.mkdir(mode=0o700)
             (directory / INPUT).hardlink_to(self._folders.file(file.id))
@@ -256,8 +257,8 @@ class Service:
         return found
 
     def list_batches(self, after: str | None, limit: int) -> dict[str, Any]:
-        behind = None if after is None else self.batch(after).number
-        return _page([self._with_counts(each) for each in self._store.batches(behind, limit + 1)], limit)
+        number = None if after is None else self.batch(after).number
+        return _page([self._with_counts(each) for each in self._store.batches(number, limit + 1)], limit)
 
     def cancel(self, name: str) -> dict[str, Any]:
         with self._lock:
@@ -268,7 +269,8 @@ class Service:
             if not runs and name not in self._waiting:
                 said = f"Cannot cancel a batch with status '{batch.status}'."
                 raise ApiError(409, said, "status", "batch_not_cancellable")
-            batch = self._reserve.even_if_full(lambda: self._store.change(name, self._ends("cancelled", "cancelling")))
+            ends = self._sets_ending("cancelled", "cancelling")
+            batch = self._reserve.even_if_full(lambda: self._store.change(name, ends))
             self._stop(batch)
             return self._with_counts(batch)
 
@@ -277,7 +279,7 @@ class Service:
         return any((directory / file).exists() for file in (REPORT, JOURNAL))
 
     def report_of(self, name: str) -> Path:
-        """Of a batch that runs it is drawn now."""
+        """The report's path; the report of an unfinished batch is written now."""
         directory = self._folders.batch(name)
         if self.batch(name).status not in ENDED and (directory / JOURNAL).exists():
             draw_report(directory)
@@ -298,23 +300,23 @@ class Service:
         return shown
 
     def totals(self) -> dict[str, Any]:
-        """For the metrics: batches by status, and what was done since the start."""
+        """For the metrics: batches by status, and what was done since the server's start."""
         with self._lock:
             rows = {"completed": self._done["done"], "failed": self._done["failed"]}
             return {"batches": self._store.counts(), "rows": rows, **self._done}
 
-    # What the runner tells
+    # Events of the runner
 
     def handle_events(self) -> None:
-        """All that have come so far."""
-        self._handle_again()
+        """Handle all events that have come so far."""
+        self._retry_unhandled()
         while True:
             try:
                 event = self._events.get_nowait()
             except Empty:
                 return
             if event is not None:
-                self._try(event)
+                self._try_to_handle(event)
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -322,47 +324,47 @@ class Service:
                 event = self._events.get(timeout=TICK_SECONDS)
             except Empty:
                 event = None
-            self._handle_again()
+            self._retry_unhandled()
             if event is not None:
-                self._try(event)
+                self._try_to_handle(event)
             try:
                 self.tick()
             except OutriderError as error:
                 logger.error("%s", error)
                 self._closed.wait(TICK_SECONDS)
 
-    def _try(self, event: Event, again: bool = False) -> None:
-        """What cannot be written now is kept, since nobody tells it twice; the next start would find it out by itself."""
+    def _try_to_handle(self, event: Event, is_retry: bool = False) -> None:
+        """Handle an event; if its change cannot be stored, keep the event for another try."""
         try:
             with self._lock:
                 self._handle(event)
         except (OutriderError, OSError) as error:
-            if not again:
+            if not is_retry:
                 logger.error("%s: %s; this is tried again", event.batch, error)
             self._unhandled.append(event)
 
-    def _handle_again(self) -> None:
-        """In the order in which they came."""
+    def _retry_unhandled(self) -> None:
+        """Try the kept events again, in their order."""
         unhandled, self._unhandled = self._unhandled, []
         for event in unhandled:
-            self._try(event, again=True)
+            self._try_to_handle(event, is_retry=True)
 
     def _handle(self, event: Event) -> None:
-        """Done once more, it does what was left undone."""
+        """Change the batch's state. Idempotent: a second try does what the first one could not."""
         batch = self._store.batch(event.batch)
         if batch is None or batch.status in ENDED:
             return
         match event:
             case Admitted(name, rows):
                 if batch.ending is None:
-                    batch = self._store.change(name, self._begins(rows))
+                    batch = self._store.change(name, self._sets_in_progress(rows))
                     if self._is_over(batch):
-                        self._store.change(name, self._ends("expired"))
+                        self._store.change(name, self._sets_ending("expired"))
                         self._finalize(name)
                     else:
                         self._run_batch(batch)
                 else:
-                    self._finalize(name)  # nobody holds its directory any more
+                    self._finalize(name)  # its directory is not locked any more
             case Refused(name, errors):
                 if batch.ending is None:
                     self._fail(name, [dict(each) for each in errors])
@@ -372,13 +374,13 @@ class Service:
                 counts = batch.shown["request_counts"]
                 begun = Progress(name, counts["completed"], counts["failed"], 0, 0, 0, 0.0)
                 pace = self._paces.setdefault(name, Pace(begun))
-                self._count(pace.progress, event)
+                self._count_for_metrics(pace.progress, event)
                 pace.add(event, time.monotonic())
             case Left(name, whole):
                 if batch.ending is not None:
                     self._finalize(name)
                 elif whole:
-                    self._store.change(name, self._ends("completed", "finalizing"))
+                    self._store.change(name, self._sets_ending("completed", "finalizing"))
                     self._finalize(name)
             case Broken(name, sentence):
                 if batch.ending is None:
@@ -392,21 +394,21 @@ class Service:
                     logger.error("%s: %s", name, sentence)
                 self._finalize(name)
 
-    def _count(self, before: Progress, now: Progress) -> None:
-        """Rows are the batch's, over all processes that have had it; the rest is what this one has done."""
+    def _count_for_metrics(self, before: Progress, now: Progress) -> None:
+        """Add to the totals. Rows are counted over all processes that had the batch, the rest over the present one."""
         for name in self._done:
             known = getattr(before, name) if name in ("done", "failed") or now.tokens >= before.tokens else 0
             self._done[name] += max(0, getattr(now, name) - known)
 
     def tick(self) -> None:
-        """What time brings: windows that are over, files that could not be written, counts that are kept."""
+        """Called regularly: expire batches, write files again that could not be written, and store counts."""
         with self._lock:
             for batch in self._store.unended():
                 over = self._is_over(batch)
-                # One that is being checked expires when its rows are known, each of which then has its error.
+                # A batch in admission expires when that is done, so that each of its rows gets an error.
                 checked = batch.status != "validating" or batch.model not in self.models
                 if batch.ending is None and checked and over:
-                    self._stop(self._store.change(batch.id, self._ends("expired")))
+                    self._stop(self._store.change(batch.id, self._sets_ending("expired")))
                 if (due := self._retry.get(batch.id)) is not None and time.monotonic() >= due:
                     del self._retry[batch.id]
                     self._finalize(batch.id)
@@ -438,13 +440,12 @@ class Service:
             self._run_batch(batch)
 
     def _is_over(self, batch: Batch) -> bool:
-        """A clock that is set while a batch runs makes its window neither shorter nor longer."""
-        passed = self._passed()
-        over = self._over.setdefault(batch.id, passed + batch.shown["expires_at"] - self._now())
-        return passed >= over
+        """Whether the batch's window is over. Setting the system's clock while it runs does not change the window."""
+        now = self._boot_seconds()
+        return now >= self._window_ends.setdefault(batch.id, now + batch.shown["expires_at"] - self._now())
 
     def _tell_waiting(self, name: str, why: str) -> None:
-        """Once, however often it is tried again."""
+        """Log why a batch waits, once for each reason."""
         if self._waiting.get(name) != why:
             logger.error("%s waits: %s, or cancel the batch", name, why)
         self._waiting[name] = why
@@ -453,10 +454,10 @@ class Service:
         if batch.model in self.models and batch.id not in self._waiting:
             self.runner.stop(batch.id)
         else:
-            self._finalize(batch.id)  # nobody has it
+            self._finalize(batch.id)  # no process has it
 
     def _run_batch(self, batch: Batch) -> None:
-        # The rows stand in the journal by now.
+        # The rows are in the journal.
         (self._folders.batch(batch.id) / INPUT).unlink(missing_ok=True)
         self.runner.run(self._job(batch))
 
@@ -464,11 +465,11 @@ class Service:
         assert batch.model is not None
         return BatchJob(batch.id, batch.model, batch.shown["endpoint"], self._folders.batch(batch.id))
 
-    def _sweep(self) -> None:
-        """What a server has left that was killed before it had told anybody of a batch, or amid its removal."""
+    def _remove_unknown_batches(self) -> None:
+        """Remove directories that a killed server left: of batches that it had not stored yet, or was deleting."""
         for directory in list(self._folders.batches.iterdir()):
             if not BATCH.fullmatch(directory.name) or directory.is_symlink() or not directory.is_dir():
-                continue  # whatever else somebody keeps there
+                continue  # not a batch of ours
             batch = self._store.batch(directory.name)
             if batch is None:
                 if {each.name for each in directory.iterdir()} <= {INPUT, LOCK}:
@@ -481,7 +482,7 @@ class Service:
 
     # How batches end
 
-    def _begins(self, rows: int) -> Callable[[Batch], None]:
+    def _sets_in_progress(self, rows: int) -> Callable[[Batch], None]:
         def change(batch: Batch) -> None:
             batch.status = "in_progress"
             batch.shown["in_progress_at"] = int(self._now())
@@ -489,7 +490,7 @@ class Service:
 
         return change
 
-    def _ends(self, ending: str, status: str | None = None) -> Callable[[Batch], None]:
+    def _sets_ending(self, ending: str, status: str | None = None) -> Callable[[Batch], None]:
         def change(batch: Batch) -> None:
             batch.ending = ending
             if status is not None:
@@ -505,7 +506,7 @@ class Service:
             batch.shown["errors"] = {"object": "list", "data": errors}
 
         failed = self._store.change(name, change)
-        self._over.pop(name, None)
+        self._window_ends.pop(name, None)
         _discard(self._folders.batch(name))
         return failed
 
@@ -515,7 +516,7 @@ class Service:
             self._finalizer.submit(self._write, name)
 
     def _write(self, name: str) -> None:
-        """In a thread of its own: a million rows take a while."""
+        """Write a batch's files, in the finalizer's thread: a million rows take a while."""
         try:
             self._write_files(name)
             self._no_space.discard(name)
@@ -537,22 +538,7 @@ class Service:
         batch = self._store.batch(name)
         assert batch is not None and batch.ending is not None
         directory, ending = self._folders.batch(name), batch.ending
-        written, lost = None, None
-        try:
-            try:
-                written = self._written(batch, lambda: write_files(directory, ending))
-            except NoSpaceError as error:
-                # Batches are cancelled to free space, too: from the second try on it takes as little as can be.
-                if ending != "cancelled" or name not in self._no_space:
-                    raise
-                written = self._written_on_full_disk(batch)
-                if written is not None and written.pending:
-                    logger.error("%s: %s; rows that were not executed stand in no file", name, error)
-                    lost = error_entry(NO_SPACE, WAS_FULL)
-        except JobDamagedError as error:
-            if ending != "cancelled" and _has_begun(batch):
-                raise
-            lost = error_entry("job_error", shown_to_clients(without_advice(error), directory, name))
+        written, lost = self._write_to_directory(batch, directory, ending)
         now = int(self._now())
         files: list[File] = []
         counts, usage = batch.shown["request_counts"], None
@@ -587,18 +573,39 @@ class Service:
                 _discard(directory, written)
             self._paces.pop(name, None)
             self._waiting.pop(name, None)
-            self._over.pop(name, None)
+            self._window_ends.pop(name, None)
 
-    def _written_on_full_disk(self, batch: Batch) -> Counts | None:
-        """Rows that have ended, or where even they find no room, none: then they are read from the journal."""
+    def _write_to_directory(
+        self, batch: Batch, directory: Path, ending: str
+    ) -> tuple[Counts | None, dict[str, Any] | None]:
+        """Write results, errors and report: the numbers of rows in them, and an error entry about rows in no file."""
+        try:
+            try:
+                return self._with_job_lock(batch, lambda: write_files(directory, ending)), None
+            except NoSpaceError as error:
+                # Batches are cancelled to free space, too, so from the second try on as little as possible is written.
+                if ending != "cancelled" or batch.id not in self._no_space:
+                    raise
+                written = self._write_on_full_disk(batch)
+                if written is not None and written.pending:
+                    logger.error("%s: %s; rows that were not executed stand in no file", batch.id, error)
+                    return written, error_entry(NO_SPACE, WAS_FULL)
+                return written, None
+        except JobDamagedError as error:
+            if ending != "cancelled" and _has_begun(batch):
+                raise
+            return None, error_entry("job_error", shown_to_clients(without_advice(error), directory, batch.id))
+
+    def _write_on_full_disk(self, batch: Batch) -> Counts | None:
+        """Write the rows that have ended; if there is no room even for them, no file: they are read from the journal."""
         directory = self._folders.batch(batch.id)
         try:
-            return self._reserve.even_if_full(lambda: self._written(batch, lambda: write_ended_rows(directory)))
+            return self._reserve.even_if_full(lambda: self._with_job_lock(batch, lambda: write_ended_rows(directory)))
         except NoSpaceError:
-            return self._reserve.even_if_full(lambda: self._written(batch, lambda: leave_unwritten(directory)))
+            return self._reserve.even_if_full(lambda: self._with_job_lock(batch, lambda: leave_unwritten(directory)))
 
-    def _written(self, batch: Batch, write: Callable[[], Counts | None]) -> Counts | None:
-        """None where no row was ever admitted."""
+    def _with_job_lock(self, batch: Batch, write: Callable[[], Counts | None]) -> Counts | None:
+        """Write files under the job's lock; None if no row was ever admitted."""
         directory, written = self._folders.batch(batch.id), None
         if (directory / JOURNAL).exists():
             with job_lock(directory):
@@ -609,7 +616,7 @@ class Service:
 
 
 def _has_begun(batch: Batch) -> bool:
-    """Rows of it may be done."""
+    """Whether rows of the batch may be done."""
     return batch.shown["in_progress_at"] is not None
 
 
@@ -618,7 +625,7 @@ def _remove(directory: Path) -> None:
 
 
 def _discard(directory: Path, counted: Counts | None = None) -> None:
-    """Of a batch that has ended without files. Rows that are done are never deleted unless a client says so."""
+    """Remove the directory of a batch that ended without files, unless it may hold finished rows."""
     if has_done_rows(directory) if counted is None else counted.done:
         said = "%s ended without files, and %s holds rows that are done, or is damaged: outrider results %s writes them"
         logger.warning(said, directory.name, directory / JOURNAL, directory)
@@ -634,7 +641,7 @@ def _counted(done: int, failed: int) -> Callable[[Batch], None]:
 
 
 def _page(shown: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """One was asked for too many, to know whether there are more."""
+    """A page of a list; ``shown`` has one entry beyond ``limit`` if there are more."""
     data = shown[:limit]
     ids = [each["id"] for each in data] or [None]
     return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": len(shown) > limit}

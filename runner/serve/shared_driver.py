@@ -1,4 +1,4 @@
-"""The driver of loaded models that several jobs share: it goes on when there are no rows, and hears what comes next."""
+"""The driver in a model's process of the batch server: rows of several jobs, and no end when none waits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.report.trace import TraceFile
 from outrider.runner.serve.shared_jobs import Job, SharedJobs, first_row
 
-# A row that is streamed is heard of so often.
+# The time between harvests while a request is streamed.
 STREAMED_SECONDS = 0.25
 
 
 class SharedDriver(DriverLoop):
-    """``inbox`` has what is to be done between two ticks; ``after`` is called at the end of each."""
+    """At every turn of the loop the functions in ``inbox`` are called, then ``after``."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class SharedDriver(DriverLoop):
         self.jobs = jobs
         self._inbox = inbox
         self._after = after
-        # Few rows wait here, so that those of a new job do not wait behind many.
+        # ahead=1: few rows wait in the schedule, so that rows of a new job need not wait long.
         waiting = Schedule(range(len(plans)), ahead=1, stays_open=True)
         super().__init__(
             jobs,
@@ -50,12 +50,12 @@ class SharedDriver(DriverLoop):
         )
 
     def offer(self) -> None:
-        """There are rows of a new job, or of a single request."""
+        """Tell the schedule that there are rows of a new job, or of a single request."""
         self._tell_schedule(schedule.RowsOffered())
 
     def withdraw(self, job: Job) -> None:
-        """Nothing more is done for this job, and what is under way is let go."""
-        # Its places are given away at once, and not to its own rows.
+        """Do nothing more for this job, and cancel its rows in progress."""
+        # Set first, since the schedule fills the room at once, which must not be by rows of this job.
         job.exhausted = True
         self._tell_schedule(schedule.RowsWithdrawn(first_row(job.number), first_row(job.number + 1) - 1))
 
@@ -66,7 +66,7 @@ class SharedDriver(DriverLoop):
             self.jobs.single.forget(number)
 
     def _agree_on_path(self, path: dict[str, str]) -> None:
-        """All replicas are to be of one; each job is held to its own when it is taken up."""
+        """All replicas must have the same numeric path; each job's own is compared when it is opened."""
         if self.jobs.path is None:
             self.jobs.path = path
         else:

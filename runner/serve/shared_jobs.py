@@ -1,7 +1,7 @@
-"""Several jobs over the same loaded models: their rows in turn, and each row's end in its own journal.
+"""Several jobs on the same loaded model: their rows in turn, each recorded in the journal of its own job.
 
-Rows of all jobs go by one numbering: a job's number, then the row's own. So neither the schedule nor the replicas know of
-jobs. Number 0 is that of single requests, which come first.
+Rows of all jobs have one numbering, ``job << ROW_BITS | row``, so schedule and replicas know nothing of jobs. Job 0 is that
+of single requests, which come first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def job_of(row: int) -> int:
 
 @dataclass(slots=True)
 class Job:
-    """A batch whose directory this process holds."""
+    """An open batch: this process holds the lock of its job directory."""
 
     number: int
     batch: str
@@ -58,7 +58,7 @@ class Job:
     cursor: int = -1
     exhausted: bool = False
     broken: bool = False
-    # Its share of what each replica's target has counted.
+    # By replica: the job's share of the target's counters.
     shares: dict[int, Share] = field(default_factory=dict)
     sent: SentRows = field(default_factory=SentRows)
 
@@ -68,7 +68,7 @@ class Job:
         return counters.done + counters.failed >= counters.rows
 
     def close(self) -> None:
-        """What there is to tell of this run stands in the journal and in job.json."""
+        """Save statistics and job.json, close the journal and release the lock."""
         with self.hold:
             try:
                 self.record.save_all()
@@ -87,9 +87,9 @@ class Job:
 
 
 class SharedJobs:
-    """Rows and record of a driver (``driving/driver.py``) for as many jobs as are opened.
+    """``RowSource`` and ``DriverRecord`` of a driver (``driving/driver.py``) for all open jobs.
 
-    ``broken`` hears of a job that cannot be gone on with: its own file is at fault, and the others go on.
+    ``broken`` is called with a job whose journal cannot be used; the other jobs go on.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SharedJobs:
         self._next = SINGLE + 1
         self._turn = 0
         self._trace = TraceFile(None)
-        # What is up, so that a job that comes later knows it too.
+        # Actors that are up, which are reported to jobs that are opened later.
         self._up: dict[int, tuple[Replica, WorkerReport]] = {}
         self._actors: dict[tuple[int, str], tuple[Replica, WorkerReport]] = {}
         self._counted: dict[int, TargetCounters] = {}
@@ -120,12 +120,12 @@ class SharedJobs:
     # Jobs
 
     def open(self, batch: str, directory: Path, asked: Callable[[str], dict[str, Any]], dropped: Callable[[], bool]) -> Job:
-        """Take a job up that has its rows. It is held to what it was begun with, the numeric path included.
+        """Open an admitted job. Its identity and numeric path must be those that it began with.
 
         ``dropped``: whether an older outrider left out the space before an answer's first word.
         """
         assert self.path is not None
-        # To hold it would make what is not there: a folder that is not mounted now may be there with the next start.
+        # Checked before the lock is taken, which would make a missing directory (of a file system that is not mounted).
         if not is_job(directory):
             raise gone(directory / JOURNAL)
         with ExitStack() as hold:
@@ -135,7 +135,7 @@ class SharedJobs:
             for note in journal.check():
                 self.counters.note(note)
             kept = kept_identity(journal)
-            # Which rows there are was settled when they were admitted.
+            # "skip_bad" mattered at admission only.
             now = {**asked(str(kept.get("input"))), "skip_bad": kept.get("skip_bad")}
             _check_as_begun(batch, kept, now)
             if (path := journal.meta("numeric_path")) is None:
@@ -158,12 +158,12 @@ class SharedJobs:
         return job
 
     def leave(self, job: Job) -> None:
-        """Let go of its directory."""
+        """Close a job and release its directory."""
         del self.jobs[job.number]
         job.close()
 
-    def _or_give_up(self, job: Job, act: Callable[..., Any], *arguments: Any) -> Any:
-        """One job is never the end of the others."""
+    def _isolated(self, job: Job, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``act`` for a job. If it raises, the job is broken and the others go on."""
         try:
             return None if job.broken else act(*arguments)
         except OutriderError as error:
@@ -174,16 +174,16 @@ class SharedJobs:
     # Where rows come from
 
     def pending(self, after: int, count: int) -> list[tuple[int, int]]:
-        """The next rows: single requests, then those of all jobs in turn, as many of each."""
+        """The next rows: single requests first, then equally many of each job in turn."""
         found = self.single.pending(count)
         while len(found) < count and (open_jobs := [job for job in self.jobs.values() if not job.exhausted]):
-            # Whose turn it is goes on where it was, also where fewer are asked for than there are jobs.
+            # The turn is kept between calls, which may ask for fewer rows than there are jobs.
             first = self._turn % len(open_jobs)
             quota = max(1, (count - len(found)) // len(open_jobs))
             lanes = []
             for job in (*open_jobs[first:], *open_jobs[:first])[: count - len(found)]:
                 self._turn += 1
-                lanes.append(self._or_give_up(job, self._next_of, job, quota) or [])
+                lanes.append(self._isolated(job, self._next_of, job, quota) or [])
             found += [row for rank in range(quota) for lane in lanes for row in lane[rank : rank + 1]]
         return found
 
@@ -196,17 +196,17 @@ class SharedJobs:
 
     def count_attempt(self, rows: Sequence[int]) -> None:
         for job, own in self._by_job(rows):
-            self._or_give_up(job, job.journal.count_attempt, own)
+            self._isolated(job, job.journal.count_attempt, own)
 
-    # What becomes of them
+    # Rows in progress and their results
 
     def rows_to_send(self, numbers: Sequence[int], replica: int) -> list[Row]:
-        """In the order in which they came, which is what makes the turns fair."""
+        """The rows' samples, in the order of ``numbers``, so that the jobs' turns are kept."""
         sent = self.single.rows_to_send([row for row in numbers if job_of(row) == SINGLE], replica)
         self._sent_singles.add(replica, sent)
         by_row: dict[int, list[Row]] = {}
         for job, own in self._by_job(numbers):
-            rows: list[Row] = self._or_give_up(job, job.record.rows_to_send, own, replica) or []
+            rows: list[Row] = self._isolated(job, job.record.rows_to_send, own, replica) or []
             job.sent.add(replica, rows)
             for row in rows:
                 shifted = replace(row, key=(job.number << KEY_BITS) + row.key)
@@ -224,10 +224,10 @@ class SharedJobs:
         if job_of(row) == SINGLE:
             self.single.give_up(row, reason)
         for job, [own] in self._by_job([row]):
-            self._or_give_up(job, job.record.give_up, own, reason)
+            self._isolated(job, job.record.give_up, own, reason)
 
     def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule.RowsEnded]:
-        """Each job gets what is its own of them."""
+        """Give each job its part of the harvests; returns the rows that ended, by replica."""
         ended = [each for harvest in harvests for each in self.single.take(*harvest)]
         theirs: dict[int, list[tuple[Replica, Harvest]]] = {}
         for replica, harvest in harvests:
@@ -237,13 +237,13 @@ class SharedJobs:
                 self.counters.note(note)
         for number, parts in theirs.items():
             job = self.jobs[number]
-            for each in self._or_give_up(job, job.record.take, parts) or ():
+            for each in self._isolated(job, job.record.take, parts) or ():
                 rows = tuple(first_row(number) + row for row in each.rows)
                 ended.append(schedule.RowsEnded(each.replica, rows))
         return ended
 
     def _parts(self, replica: Replica, harvest: Harvest) -> dict[int, Harvest]:
-        """What the target did is shared out by the tokens that each job has gained by it."""
+        """Divide a harvest among jobs: rows exactly, the target's counters in proportion to the tokens that each gained."""
         ended: dict[int, list[RowResult | RowFailure]] = {}
         written: dict[int, list[PartialTokens]] = {}
         for each in harvest.ended:
@@ -259,7 +259,7 @@ class SharedJobs:
         before = self._counted.get(replica.number, TargetCounters())
         together = sum(weight for weight, _ in gained.values())
         parts = {}
-        # What a target idled before a job came is not that job's time.
+        # Counters move on without a share only while there is no job, so that idle time is not a later job's.
         if together or not self.jobs:
             self._counted[replica.number] = harvest.counters
         for number, (weight, own) in gained.items():
@@ -272,7 +272,7 @@ class SharedJobs:
         return parts
 
     def _sent(self, number: int) -> SentRows:
-        """Rows of a job that has gone are as those that nobody has sent."""
+        """The sent rows of a job; empty for a job that has been closed."""
         if number == SINGLE:
             return self._sent_singles
         return self.jobs[number].sent if number in self.jobs else SentRows()
@@ -303,18 +303,18 @@ class SharedJobs:
             job.sent.stopped(replica)
             job.record.replica_stopped(replica)
 
-    # What is kept beside rows
+    # What journals keep besides rows
 
     def save_if_due(self) -> None:
         for job in list(self.jobs.values()):
-            self._or_give_up(job, job.record.save_if_due)
+            self._isolated(job, job.record.save_if_due)
 
     def save_all(self) -> None:
         for job in list(self.jobs.values()):
-            self._or_give_up(job, self.leave, job)
+            self._isolated(job, self.leave, job)
 
     def _by_job(self, rows: Iterable[int]) -> list[tuple[Job, list[int]]]:
-        """Rows of jobs that are there, by their own numbers."""
+        """The open jobs of these rows, each with the rows' numbers in that job."""
         found: dict[int, list[int]] = {}
         for row in rows:
             found.setdefault(job_of(row), []).append(row - first_row(job_of(row)))

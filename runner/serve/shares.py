@@ -1,4 +1,4 @@
-"""A job's part of what a target has done for several: its rows' own figures exactly, all else by the tokens it gained."""
+"""A job's share of a target's counters: exact for what rows report themselves, else in proportion to the tokens gained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMBERS = [each.name for each in fields(TargetCounters) if each.name != "accepte
 
 @dataclass(slots=True)
 class _Sent:
-    """A row that a replica has: how much of its answer, and how many of its candidates, were heard of."""
+    """A row that a replica has, and what has been reported of it so far: tokens of its answer, and candidates."""
 
     prompt: int
     resumed: int
@@ -24,7 +24,7 @@ class _Sent:
 
 
 class SentRows:
-    """The rows of one job that replicas have, and what each is known to have done since it was heard of last."""
+    """The rows of one job that replicas have; counts what each has gained since its last report."""
 
     def __init__(self) -> None:
         self._sent: dict[tuple[int, int], _Sent] = {}
@@ -43,7 +43,7 @@ class SentRows:
     def gained(
         self, replica: int, ended: Iterable[RowResult | RowFailure], written: Iterable[PartialTokens]
     ) -> tuple[int, Counter[str]]:
-        """How much a harvest weighs for this job, and what its rows tell of themselves, named as a target counts it."""
+        """The job's weight in a harvest (tokens gained), and its exact figures by the names of ``TargetCounters``."""
         weight, own = 0, Counter[str]()
         for some in written:
             weight += len(some.tokens)
@@ -53,7 +53,7 @@ class SentRows:
                 sent.written = some.start + len(some.tokens)
         for each in ended:
             new, sent = 0, self._sent.pop((replica, each.key), None)
-            # A row that nobody waits for any more is of no known beginning.
+            # A row that was withdrawn has no entry.
             if isinstance(each, RowResult) and sent is not None:
                 own += _first_heard(sent) + _new_candidates(sent, each)
                 new = max(0, len(each.tokens) - sent.written)
@@ -63,7 +63,7 @@ class SentRows:
 
 
 def _first_heard(sent: _Sent) -> Counter[str]:
-    """What the target read when it began with the row."""
+    """With the first report of a row: the tokens that the target prefilled for it."""
     if sent.heard:
         return Counter()
     sent.heard = True
@@ -71,18 +71,18 @@ def _first_heard(sent: _Sent) -> Counter[str]:
 
 
 def _new_candidates(sent: _Sent, told: PartialTokens | RowResult) -> Counter[str]:
-    """Counted as they are told of: a row may end in another process, which knows nothing of those."""
+    """The candidates since the last report. (At the row's end would be too late: it may end in another process.)"""
     new = Counter(proposed=told.proposed - sent.proposed, accepted=told.accepted - sent.accepted)
     sent.proposed, sent.accepted = told.proposed, told.accepted
     return new
 
 
-# What rows tell of themselves.
+# The counters that rows report themselves.
 OWN = ("tokens", "prompt_tokens", "resumed_tokens", "proposed", "accepted")
 
 
 class Share:
-    """Sums in fractions, so that nothing is lost by rounding."""
+    """Sums of shares as fractions, rounded only when they are read."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -102,6 +102,6 @@ class Share:
             name: value if isinstance(getattr(usual, name), float) else round(value) for name, value in self._sums.items()
         }
         shared = TargetCounters(**sums, accepted_lengths=list(map(round, self._lengths)))  # type: ignore[arg-type]
-        # Whose prompts were reused nobody tells.
+        # Rows do not report their reused tokens, so this share is an estimate and may exceed the prompts.
         shared.prompt_tokens_reused = min(shared.prompt_tokens_reused, shared.prompt_tokens)
         return shared

@@ -1,4 +1,4 @@
-"""A single request: a row like those of batches, answered at once or streamed."""
+"""Single requests over HTTP: a row like those of batches, answered whole or streamed as server-sent events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.runner.validation_errors import short, shown
 
 MOST_BODY_BYTES = 64 << 20
 LOOK_SECONDS = 1.0
-# What is told beside the text, or instead of it, once the whole is there.
+# Parameters that are not supported with "stream".
 NOT_STREAMED = ("logprobs", "echo")
 STREAM_OPTIONS = {"include_usage", "include_obfuscation"}
 CHAT = "/v1/chat/completions"
@@ -32,14 +32,14 @@ async def answer(service: Service, request: Request, body: object) -> Response:
     streamed, options = asked.pop("stream", None) or False, asked.pop("stream_options", None)
     model = _model(service, asked)
     usage = _checked_stream(streamed, options, asked)
-    # By it a row without a seed draws; one that is asked again of another process, after a death, writes the same.
+    # The row's seed derives from this id, so that a model's process that is restarted generates the same text.
     name = f"single-{secrets.token_hex(12)}"
     entry = {"custom_id": name, "method": "POST", "url": request.url.path, "body": asked}
     answers: asyncio.Queue[Answer] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
     def hear(answer: Answer) -> None:
-        # Whoever tells it may outlive the loop.
+        # The runner's thread may outlive the event loop.
         if not loop.is_closed():
             loop.call_soon_threadsafe(answers.put_nowait, answer)
 
@@ -63,7 +63,7 @@ async def answer(service: Service, request: Request, body: object) -> Response:
 
 
 async def _next(answers: asyncio.Queue[Answer], request: Request) -> Answer:
-    """Nobody's answer is not written."""
+    """The next part of the answer; an error once the client has disconnected."""
     while True:
         try:
             return await asyncio.wait_for(answers.get(), LOOK_SECONDS)
@@ -86,7 +86,7 @@ def _model(service: Service, asked: Mapping[str, Any]) -> str:
 
 
 def _checked_stream(streamed: object, options: object, asked: Mapping[str, Any]) -> bool:
-    """Whether a stream is to end with what was used."""
+    """Check the options of streaming; whether the stream is to end with "usage"."""
     if not isinstance(streamed, bool):
         raise ApiError(400, '"stream" must be true or false', "stream", "invalid_type")
     if options is not None and (not isinstance(options, dict) or options.keys() - STREAM_OPTIONS or not streamed):
@@ -100,7 +100,7 @@ def _checked_stream(streamed: object, options: object, asked: Mapping[str, Any])
         said = '"stream_options": "include_obfuscation" must be false: events are not padded'
         raise ApiError(400, said, "stream_options", "unsupported_parameter")
     for key in NOT_STREAMED:
-        # 0 asks for the chosen tokens' own.
+        # "logprobs": 0 is a request for log-probabilities too.
         if streamed and asked.get(key) is not None and asked[key] is not False:
             raise ApiError(400, f'"{key}" is not supported where "stream" is true', key, "unsupported_parameter")
     return bool(usage)
@@ -113,7 +113,7 @@ def _refusal(answer: Answer) -> ApiError:
 
 
 def _whole(record: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Records of jobs hold no time, so that two runs of one are the same; this one is not compared with another."""
+    """The response to a single request: the record with the time and the model's name. (Records of jobs hold no time.)"""
     return {**record, "created": int(time.time()), "model": model}
 
 
@@ -125,7 +125,7 @@ async def _events(
     usage: bool,
     take_back: Callable[[], None],
 ) -> AsyncIterator[str]:
-    """As OpenAI's clients read them. Where the client goes, the row is taken back."""
+    """Server-sent events in OpenAI's form. If the client disconnects, the row is withdrawn."""
     created, answer, ended = int(time.time()), first, False
     head = {"object": "chat.completion.chunk" if chat else "text_completion", "created": created, "model": model}
     begun: set[int] = set()
@@ -152,7 +152,7 @@ async def _events(
 def _choices(piece: Mapping[str, Any], chat: bool, begun: set[int]) -> Iterator[dict[str, Any]]:
     """A piece has ``index``, ``text``, perhaps ``reasoning`` and ``tool_calls``, and as the last a ``finish_reason``.
 
-    As OpenAI has it, calls are told before the reason why the answer ended: each whole, in one piece.
+    As OpenAI does, tool calls come in a chunk before the one with the ``finish_reason``; here each call is whole.
     """
     index, reason, calls = piece["index"], piece.get("finish_reason"), piece.get("tool_calls")
     if not chat:

@@ -1,4 +1,4 @@
-"""Single requests among the rows of batches: they wait in memory, come first, and tell of their text as it grows."""
+"""Single requests among the rows of batches: they wait in memory, come first, and their text is reported as it grows."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from outrider.workers.models.reasoning import Split, split
 if TYPE_CHECKING:  # it imports Ray
     from outrider.runner.driving.replica import Replica
 
-# What stands for bytes that are not yet a character.
+# The replacement character, which decoding gives for an incomplete UTF-8 character.
 INCOMPLETE = "\ufffd"
 
 
 @dataclass(slots=True)
 class SingleRow:
-    """One request. ``tokens`` of each of its answers have been heard of so far."""
+    """One request; ``tokens``: those reported so far, by sample."""
 
     request: str
     stored: StoredRow
@@ -37,13 +37,13 @@ class SingleRow:
     tokens: dict[int, list[int]] = field(default_factory=dict)
 
 
-# What is told: the request, the tokens of one of its answers, or its record.
+# Callbacks: the tokens so far of one sample of a request, and the request's record.
 TellTokens = Callable[[SingleRow, int, tuple[int, ...]], None]
 TellRecord = Callable[[SingleRow, dict[str, Any]], None]
 
 
 class SingleRows:
-    """Rows go by the numbers that they were stored with."""
+    """The single requests that wait or are in progress, by the row numbers of their ``StoredRow``."""
 
     def __init__(self, model: str, tell_tokens: TellTokens, tell_record: TellRecord) -> None:
         self._rows: dict[int, SingleRow] = {}
@@ -61,7 +61,7 @@ class SingleRows:
         self._waiting.append(row.stored.row)
 
     def withdraw(self, request: str) -> int | None:
-        """Nobody waits for it any more: its number, if it has not ended. ``forget`` it when that is known everywhere."""
+        """Take a request out of the queue; its row number if it has not ended. Then cancel the row, and call ``forget``."""
         number = next((number for number, row in self._rows.items() if row.request == request), None)
         if number is not None and number in self._waiting:
             self._waiting.remove(number)
@@ -97,7 +97,7 @@ class SingleRows:
             if row is None or not row.streamed:
                 continue
             tokens = row.tokens.setdefault(sample, [])
-            # Of two replicas that have the same row, both tell of the same tokens.
+            # Two replicas may have the row (a straggler) and report the same tokens.
             if some.start <= len(tokens) < some.start + len(some.tokens):
                 tokens.extend(some.tokens[len(tokens) - some.start :])
                 self._tell_tokens(row, sample, tuple(tokens))
@@ -113,7 +113,7 @@ class SingleRows:
 
 
 class StreamedText:
-    """One answer's text as it is told: whatever was told stays so, since what may yet change is held back."""
+    """The text of one streamed answer. What may still change (a stop string, a mark, a half character) is held back."""
 
     def __init__(self, stored: StoredRow) -> None:
         self._stops: Sequence[str] = stored.request["stop"]
@@ -122,7 +122,7 @@ class StreamedText:
         self._marks = [*self._stops, *map(str, (self._reasoning or ())[:2])]
         tools: tuple[str, Sequence[str], str] | None = stored.request.get("tools")
         self._form = tools[0] if tools else None
-        # Special tokens that its text has.
+        # Special tokens that are decoded as text.
         self.shown = tuple(stored.request.get("shown", ()))
         self._told = Split("", "")
 
@@ -130,7 +130,7 @@ class StreamedText:
         return tuple(token for token in tokens if token not in self._ends)
 
     def grown(self, text: str) -> Split:
-        """What can be told of the text so far that was not."""
+        """The new part of the text so far that can be sent."""
         first = min((found for stop in self._stops if (found := text.find(stop)) >= 0), default=len(text))
         text = text[:first].rstrip(INCOMPLETE)
         text = text[: len(text) - max((_begun(mark, text) for mark in self._marks), default=0)]
@@ -139,17 +139,17 @@ class StreamedText:
             return Split(None, "")
         parts = split(text, *self._reasoning) if self._reasoning else Split(None, text)
         if self._form is not None:
-            # Calls are told whole, at the end; so is what may be one.
+            # Tool calls are sent whole at the end, so text that may be one is held back.
             parts = parts._replace(content=parts.content[: certain(parts.content, self._form)])
         return self._new(parts)
 
     def rest(self, reasoning: str | None, text: str) -> Split | None:
-        """What is left of the whole answer; None where it is not the text that was told, which nobody can take back."""
+        """The rest of the whole answer; None if the answer does not begin with the text that was sent."""
         begun = (reasoning or "").startswith(self._told.reasoning or "") and text.startswith(self._told.content)
         return self._new(Split(reasoning, text)) if begun else None
 
     def _new(self, now: Split) -> Split:
-        """Text that does not go on where it was waits for the end."""
+        """The part after what was sent; nothing if the text has changed (``rest`` decides at the end)."""
         told_reasoning, told_content = self._told.reasoning or "", self._told.content
         reasoning, content = now.reasoning or "", now.content
         if not (reasoning.startswith(told_reasoning) and content.startswith(told_content)):
@@ -159,11 +159,11 @@ class StreamedText:
 
 
 def _begun(mark: str, text: str) -> int:
-    """How many characters at the end of the text may be the beginning of a mark."""
+    """The length of the longest proper prefix of ``mark`` that the text ends with."""
     return next((length for length in range(len(mark) - 1, 0, -1) if text.endswith(mark[:length])), 0)
 
 
 def failure_of(code: str, message: str) -> Failure:
-    """Of a row with such an error."""
+    """The failure of a request whose row has this error."""
     status = 400 if code in (INVALID, TOO_LONG_FOR_MODEL) else 500
     return Failure(status, message, TOO_LONG_FOR_MODEL if code == TOO_LONG_FOR_MODEL else None)

@@ -1,4 +1,4 @@
-"""Which files and batches there are: an SQLite file of the server's own, each change one durable transaction."""
+"""The server's SQLite file: its files and batches, each change one durable transaction."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ CREATE TABLE files (
     bytes INTEGER NOT NULL,
     filename TEXT NOT NULL,
     purpose TEXT NOT NULL,
-    batch TEXT                        -- whose output or errors it is, NULL for what was uploaded
+    batch TEXT                        -- the batch whose output or errors it is, NULL for an uploaded file
 );
 CREATE TABLE batches (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
-    model TEXT,                       -- by which name it is served, NULL where the input asks for none that is
+    model TEXT,                       -- the model's name, NULL if the input names none that is served
     status TEXT NOT NULL,
-    ending TEXT,                      -- what the batch will be when its files are written
+    ending TEXT,                      -- the status that the batch will have once its files are written
     batch TEXT NOT NULL               -- as the API shows it, JSON
 );
 CREATE INDEX batches_by_status ON batches (status);
 """
-# What a batch may be when nothing is done about it any more.
+# The final states of a batch.
 ENDED = ("completed", "failed", "expired", "cancelled")
 OUTPUT, ERRORS = "batch_output", "batch_error"
 
@@ -50,7 +50,7 @@ class File:
     bytes: int
     filename: str
     purpose: str
-    # Whose output or errors it is.
+    # The batch whose output or errors it is.
     batch: str | None = None
     number: int = 0
 
@@ -71,7 +71,7 @@ class File:
 
 @dataclass(slots=True)
 class Batch:
-    """``shown`` is what the API shows. ``ending`` is there from the moment that it is known how the batch will end."""
+    """``shown``: the batch as the API shows it. ``ending``: its final status, set as soon as that is known."""
 
     id: str
     model: str | None
@@ -103,14 +103,14 @@ class Store:
                 raise JobError(f"{self.path} has format {found}, this outrider reads {FORMAT}: use the one that made it")
 
     def _check_not_lost(self, folders: Folders) -> None:
-        """A new one would know nothing of what an earlier one knew, which nobody could fetch any more."""
-        there = self.path.exists()
-        if there and self.path.stat().st_size:
+        """Refuse a missing or empty store beside files or batches that it must have known."""
+        exists = self.path.exists()
+        if exists and self.path.stat().st_size:
             return
         for folder, ours in ((folders.files, FILE), (folders.batches, BATCH)):
             if folder.is_dir() and any(ours.fullmatch(each.name) for each in folder.iterdir()):
                 raise JobError(
-                    f"{self.path} is {'empty' if there else 'not there'}, and {folder} holds what it knew: "
+                    f"{self.path} is {'empty' if exists else 'not there'}, and {folder} holds what it knew: "
                     "put back a copy of it, or name another directory with --data"
                 )
 
@@ -146,7 +146,7 @@ class Store:
         return File(*found[0]) if found else None
 
     def files(self, purpose: str | None, after: int | None, limit: int, newest_first: bool) -> list[File]:
-        """The next ones behind number ``after``; None is the beginning."""
+        """The next files after number ``after``; None: from the beginning."""
         conditions, values = ["1"], list[Any]()
         if purpose == OUTPUT:
             conditions.append(f"purpose IN ('{OUTPUT}', '{ERRORS}')")
@@ -171,7 +171,7 @@ class Store:
             db.execute("DELETE FROM files WHERE id = ?", (name,))
 
     def file_ids(self) -> set[str]:
-        """Of what was uploaded."""
+        """The ids of uploaded files."""
         return {name for (name,) in self._query("SELECT id FROM files WHERE batch IS NULL")}
 
     # Batches
@@ -188,7 +188,7 @@ class Store:
         return _batch(*found[0]) if found else None
 
     def batches(self, after: int | None, limit: int) -> list[Batch]:
-        """The newest first."""
+        """The next batches, the newest first."""
         where, values = ("number < ?", (after,)) if after is not None else ("1", ())
         found = self._query(
             f"SELECT {BATCH_COLUMNS} FROM batches WHERE {where} ORDER BY number DESC LIMIT ?", (*values, limit)
@@ -196,17 +196,17 @@ class Store:
         return [_batch(*each) for each in found]
 
     def unended(self) -> list[Batch]:
-        """The oldest first."""
+        """The batches that are not in a final state, the oldest first."""
         marks = ",".join("?" * len(ENDED))
         found = self._query(f"SELECT {BATCH_COLUMNS} FROM batches WHERE status NOT IN ({marks}) ORDER BY number", ENDED)
         return [_batch(*each) for each in found]
 
     def counts(self) -> dict[str, int]:
-        """How many batches there are in each status."""
+        """The number of batches in each status."""
         return dict(self._query("SELECT status, count(*) FROM batches GROUP BY status"))
 
     def change(self, name: str, how: Callable[[Batch], None], files: Sequence[File] = ()) -> Batch:
-        """Change a batch that is there, and add files of its own, in one transaction."""
+        """Change a batch and add its files, in one transaction."""
         with self._transaction() as db:
             [found] = db.execute(f"SELECT {BATCH_COLUMNS} FROM batches WHERE id = ?", (name,)).fetchall()
             batch = _batch(*found)

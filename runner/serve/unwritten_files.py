@@ -1,6 +1,6 @@
-"""A batch's results and errors that found no room on the disk: read from its journal whenever they are asked for.
+"""Results and errors of a cancelled batch that found no room on the disk: read from its journal when they are asked for.
 
-Only of a batch that was cancelled: its rows, and so these files, do not change any more.
+A cancelled batch's rows, and so these files, do not change any more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROWS_AT_ONCE = 100
 
 
 def leave_unwritten(directory: Path) -> Counts | None:
-    """How many rows there are in which, once no file tells of fewer. None where no row was ever admitted."""
+    """Remove incomplete files, and return the numbers of rows; None if no row was ever admitted."""
     with closing(Journal(directory / JOURNAL)) as journal:
         if not journal.filled:
             return None
@@ -28,12 +28,12 @@ def leave_unwritten(directory: Path) -> Counts | None:
 
 
 def size_of(path: Path) -> int:
-    """Of a file of a batch, written or not."""
+    """The size of a batch's file, written or not."""
     return path.stat().st_size if path.exists() else sum(map(len, lines_of(path)))
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """What would stand in it, in portions. The journal is not held in between, since an answer may take any time."""
+    """The content of the file, in portions. The journal is closed in between, since a client may read slowly."""
     last = -1
     while True:
         with closing(Journal(path.with_name(JOURNAL), read_only=True)) as journal:

@@ -1,4 +1,4 @@
-"""A file that a client sends, written to disk as it comes: neither memory nor a temporary folder holds it whole."""
+"""Uploads of files, written to the data directory as they arrive, and the deletion of uploaded files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from outrider.runner.validation_errors import short
 from outrider.workers.errors import JobError
 
 PURPOSE = "batch"
-# Of a form's other fields together, and of a part's headers.
+# The bytes of a form's other fields and of its parts' headers together.
 MOST_FIELD_BYTES = 16 << 10
-# So much is given to the parser at a time, which answers nobody else meanwhile.
+# What the parser gets at a time, in a thread.
 AT_ONCE = 64 << 10
 UNFINISHED = ".upload-"
-# The others say that something was done to the content.
+# Transfer encodings that leave the content as it is.
 PLAIN = (b"", b"7bit", b"8bit", b"binary")
-# A name in letters of the world, as some clients send it instead of `filename`; the parser leaves it out.
+# `filename*`, a name that is not ASCII, which the parser ignores.
 EXTENDED_NAME = re.compile(rb";\s*filename\*\s*=\s*\"?(utf-8|iso-8859-1)'[^'\"]*'([^;\"\s]*)", re.IGNORECASE)
-# What is wrong with a form, its sender is told.
+# Errors in a form are reported to the client, not logged.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 logger = logging.getLogger("outrider.serve")
@@ -64,7 +64,7 @@ async def receive(content_type: str, stream: AsyncIterator[bytes], store: Store,
 
 
 def _keep(temporary: Path, form: _Form, name: str, store: Store, folders: Folders) -> File:
-    """It gets its own name once the store knows it: so the next start knows what a kill between the two has left."""
+    """Store the file's entry, then rename the file; after a kill in between ``sweep`` finishes the upload."""
     file = File(name, int(time.time()), form.size, form.filename, PURPOSE)
     sync_folder(folders.files)
     store.add_file(file)
@@ -78,7 +78,7 @@ def _keep(temporary: Path, form: _Form, name: str, store: Store, folders: Folder
 
 
 def delete(name: str, store: Store, folders: Folders) -> None:
-    """As it came, so it goes: known to the store for as long as it has its own name."""
+    """Rename the file back to its temporary name, then delete its entry and the file; ``sweep`` finishes after a kill."""
     path, temporary = folders.file(name), folders.files / f"{UNFINISHED}{name}"
     with suppress(FileNotFoundError):
         path.replace(temporary)
@@ -93,7 +93,7 @@ def delete(name: str, store: Store, folders: Folders) -> None:
 
 
 def sweep(store: Store, folders: Folders) -> None:
-    """End what a server has left that was killed amid an upload or a deletion. What is none of its own stays."""
+    """Finish uploads and deletions that a killed server left half done; other files stay."""
     known, unknown = store.file_ids(), list[str]()
     for path in list(folders.files.iterdir()):
         name = path.name.removeprefix(UNFINISHED)
@@ -140,7 +140,7 @@ class _Form:
         self._parser.write(some)
 
     def end(self) -> None:
-        """The whole form is there: is it what was asked for?"""
+        """Check the form once it is complete."""
         self._parser.finalize()
         if not self._ended:
             raise ApiError(400, "the form ends in the middle; send it anew", "file")
@@ -189,7 +189,7 @@ class _Form:
             self._fields[self._name] = b""
             return
         self._has_file = True
-        # As it is shown again, and never as a path.
+        # Only shown by the API; never used as a path.
         self.filename = Path(_filename(disposition, options)).name or "input.jsonl"
 
     def _data(self, data: bytes, start: int, end: int) -> None:

@@ -192,19 +192,19 @@ class World:
         self.folders.make()
         self.store = Store(data)
         sweep(self.store, self.folders)
-        self.time = self.passed = time.time()
+        self.time = self.boot_seconds = time.time()
         self.runners: list[FakeRunner] = []
 
         def runner(hear: Hear) -> FakeRunner:
             self.runners.append(FakeRunner(hear, at_once))
             return self.runners[0]
 
-        self.service = Service(self.store, self.folders, models, runner, lambda: self.time, lambda: self.passed)
+        self.service = Service(self.store, self.folders, models, runner, lambda: self.time, lambda: self.boot_seconds)
         self.app = application(self.service, self.store, self.folders, [KEY, "sk-other"], ["batch.example"], most_upload)
 
     def pass_by(self, seconds: float) -> None:
         self.time += seconds
-        self.passed += seconds
+        self.boot_seconds += seconds
 
     @property
     def runner(self) -> FakeRunner:

@@ -23,7 +23,7 @@ from outrider.runner.job.source import Source
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.serve import admission_child
 from outrider.runner.serve.admission_child import MOST_ERRORS, Notes, _admitted
-from outrider.runner.serve.link import Line
+from outrider.runner.serve.link import Link
 from outrider.workers.errors import JobChangedError, NoSpaceError
 
 
@@ -31,7 +31,7 @@ def admitted(folder: Path, content: str, told: mock.Mock | None = None) -> dict[
     (folder / "input.jsonl").write_text(content)
     options = {"input": str(folder / "input.jsonl"), "out": str(folder), "skip_bad": True, "engine": "hf", "draft": "none"}
     asked = {"options": options, "endpoint": "/v1/completions", "model": "small"}
-    return _admitted(asked, cast(Line, told or mock.Mock()), cast(TokenizerProcess, FakeTokenizerProcess()))
+    return _admitted(asked, cast(Link, told or mock.Mock()), cast(TokenizerProcess, FakeTokenizerProcess()))
 
 
 def test_a_row_that_cannot_be_had_is_its_own_error_and_the_others_run(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_rows_that_ask_for_the_model_by_the_name_it_is_served_by_are_nothing_to_
 
 def test_what_preparing_says_goes_to_the_server() -> None:
     told = mock.Mock()
-    with Notes(cast(Line, told)) as notes:
+    with Notes(cast(Link, told)) as notes:
         notes.say("note: a\x1b")
     [[message]] = [each.args for each in told.send.call_args_list]
     assert json.dumps(message) == '{"note": "note: a\\\\x1b"}'

@@ -31,19 +31,22 @@ from outrider.workers.errors import JobError, JobHeldError, ModelError, NoSpaceE
 
 
 def test_one_server_at_a_time_has_the_data(tmp_path: Path) -> None:
-    with module._held(tmp_path / "data"):
+    with module._data_lock(tmp_path / "data"):
         assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
-        with pytest.raises(JobHeldError, match="is served by another outrider serve"), module._held(tmp_path / "data"):
+        with pytest.raises(JobHeldError, match="is served by another outrider serve"), module._data_lock(tmp_path / "data"):
             pass
-    with module._held(tmp_path / "data"):
+    with module._data_lock(tmp_path / "data"):
         pass
 
 
 def test_data_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"--data: .* cannot be written"), module._held(tmp_path / "file" / "data"):
+    with pytest.raises(UsageError, match=r"--data: .* cannot be written"), module._data_lock(tmp_path / "file" / "data"):
         pass
-    with pytest.raises(UsageError, match=r"--data: .*/file is no directory, or a link"), module._held(tmp_path / "file"):
+    with (
+        pytest.raises(UsageError, match=r"--data: .*/file is no directory, or a link"),
+        module._data_lock(tmp_path / "file"),
+    ):
         pass
 
 
@@ -107,13 +110,13 @@ def test_a_model_that_is_not_there_is_refused_before_anything_is_served(tmp_path
 class Served:
     """A server with the fake runner in a thread, on a port of this machine."""
 
-    def __init__(self, data: Path, grace: int, monkeypatch: pytest.MonkeyPatch, told_before: bool = False) -> None:
+    def __init__(self, data: Path, grace: int, monkeypatch: pytest.MonkeyPatch, stopped_before: bool = False) -> None:
         monkeypatch.setattr(http_server, "LAST_SECONDS", 0.5)
         self.world, self.said = World(data), list[str]()
         config = uvicorn.Config(self.world.app, port=0, log_config=None, timeout_graceful_shutdown=grace, lifespan="on")
         self.world.service.start()
         refuse = self.world.service.refuse_requests
-        self.server = HttpServer(config, lambda: self.said.append("begun"), refuse, lambda: told_before)
+        self.server = HttpServer(config, lambda: self.said.append("begun"), refuse, lambda: stopped_before)
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
         until(lambda: self.server.started, "server")
@@ -161,7 +164,7 @@ def test_whoever_waits_for_an_answer_hears_that_the_server_stops(
     first, error, done = streamed.result(10)[2].split("\n\n")[:3]
     assert "one " in first and "the server is being stopped" in error and done == "data: [DONE]"
     served.ended()
-    assert served.said == ["begun"] and served.server.told_again == (len(signals) > 1)
+    assert served.said == ["begun"] and served.server.stopped_twice == (len(signals) > 1)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -190,9 +193,9 @@ def test_whoever_still_sends_hears_that_the_server_stops(
 
 
 def test_a_signal_that_came_before_it_looked_for_any_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = Served(tmp_path / "data", 1, monkeypatch, told_before=True)
+    served = Served(tmp_path / "data", 1, monkeypatch, stopped_before=True)
     served.ended()
-    assert served.said == ["begun"] and not served.server.told_again
+    assert served.said == ["begun"] and not served.server.stopped_twice
 
 
 @pytest.fixture
@@ -246,7 +249,7 @@ class Closing:
 
 @pytest.mark.parametrize(("before", "closed"), [(1, [False, True]), (2, [True])])
 def test_the_second_signal_stops_at_once_whenever_it_comes(before: int, closed: list[bool]) -> None:
-    told = module._Told(before)
+    told = module._StopRequests(before)
 
     def tell() -> None:
         told.count += 1
@@ -288,7 +291,7 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
 def test_it_says_where_it_is_and_warns_where_others_listen(host: str, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        module._tell(ServeSpec(host=host), ["a", "b"], listening, Path("data/api-key"), ["sk-secret"])
+        module._print_addresses(ServeSpec(host=host), ["a", "b"], listening, Path("data/api-key"), ["sk-secret"])
         port = listening.getsockname()[1]
     said, warned = capfd.readouterr()
     assert said.splitlines()[:2] == [f"serving a, b at http://127.0.0.1:{port}/v1", "key:  data/api-key"]

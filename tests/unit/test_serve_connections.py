@@ -185,9 +185,9 @@ def test_connections_that_find_no_open_file_are_told_of_in_one_sentence(
     full = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
     with caplog.at_level(logging.ERROR, "outrider.serve"):
         for _ in range(1000):
-            served.server._stumbled(loop, full)
+            served.server._on_loop_error(loop, full)
     said = "no further connection can be taken: Too many open files; those that are open go on (see ulimit -n)"
     assert [record.getMessage() for record in caplog.records] == [said]
     loop.default_exception_handler.assert_not_called()
-    served.server._stumbled(loop, {"message": "another"})
+    served.server._on_loop_error(loop, {"message": "another"})
     loop.default_exception_handler.assert_called_once_with({"message": "another"})

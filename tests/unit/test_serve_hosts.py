@@ -18,8 +18,8 @@ from outrider.runner.options.job import JobSpec
 from outrider.runner.options.serve import ServeSpec
 from outrider.runner.serve import admissions, host_child, link, model_hosts
 from outrider.runner.serve.admission_child import foreign_rows
-from outrider.runner.serve.host_child import _Host, _Wanted
-from outrider.runner.serve.link import Child, Line
+from outrider.runner.serve.host_child import _Host, _QueuedBatch
+from outrider.runner.serve.link import Child, Link
 from outrider.runner.serve.model_hosts import MOST_DEATHS, ModelHosts
 from outrider.runner.serve.own_files import OwnFiles
 from outrider.runner.serve.running import FREED_SECONDS, Admitted, Answer, BatchJob, Broken, Event, Left, Progress, Refused
@@ -83,7 +83,7 @@ class Hosts:
 
     def look(self, seconds: float = 1.0) -> None:
         self.now += seconds
-        self.hosts._look(self.now)
+        self.hosts._change_turns(self.now)
 
     def child(self) -> FakeChild:
         return FakeChild.made[-1]
@@ -323,7 +323,7 @@ def host(journals: Journals, wanted: str = "batch") -> tuple[Any, list[dict[str,
     said: list[dict[str, Any]] = []
     made: Any = _Host({"options": {"input": "-"}, "name": "small"}, mock.Mock(send=said.append))
     made._jobs, made._driver, made._models = journals, mock.Mock(), mock.Mock()
-    made._wanted.append(_Wanted(wanted, Path("/data/batches") / wanted, 0.0))
+    made._wanted.append(_QueuedBatch(wanted, Path("/data/batches") / wanted, 0.0))
     return made, said
 
 
@@ -644,7 +644,7 @@ def test_open_requests_are_refused_and_batches_go_on() -> None:
 
 def test_a_line_ends_with_its_other_end() -> None:
     ours, theirs = socket.socketpair()
-    line, other = Line(ours), Line(theirs)
+    line, other = Link(ours), Link(theirs)
     line.send({"text": "é\n"})
     assert other.receive() == {"text": "é\n"}
     theirs.sendall(b'{"cut": ')
