@@ -11,7 +11,7 @@ from typing import Any
 from outrider.runner.counted import counted
 from outrider.runner.drive_job import drive
 from outrider.runner.exit_codes import ALL_DONE, INTERRUPTED, SOME_FAILED
-from outrider.runner.hosts.auth import bring_token
+from outrider.runner.hosts.auth import require_token
 from outrider.runner.hosts.limits import check_limits
 from outrider.runner.hosts.ray_restart import restart
 from outrider.runner.job.directory import (
@@ -121,7 +121,7 @@ def _run_job(spec: JobSpec, display: Watcher, retry_failed: bool) -> Outcome:
             check_input(spec.input, spec.split)
     check_free(directory, is_piped(spec.input))
     if spec.address is not None:
-        bring_token(display.say)
+        require_token(display.say)
     else:
         # Checked before the tokenizer process starts, since that one needs file descriptors and processes as well.
         check_limits(_least_actors(spec))

@@ -1,1 +1,1 @@
-"""The hosts under a job, and the Ray that runs on them."""
+"""The hosts of a job, and Ray on them: started or joined, watched and authenticated; doctor and submit."""

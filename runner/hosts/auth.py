@@ -1,6 +1,6 @@
-"""Who may use a cluster: whoever reaches the ports of one without a token can run programs on all of its hosts.
+"""The token of a Ray cluster. A cluster without one is never joined.
 
-Ray's servers listen on every interface of a host that is in a cluster, so a cluster without a token is never joined.
+Ray's servers listen on every interface, and without a token anybody who reaches their ports can run programs on all hosts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.workers.errors import JobError, UsageError
 
 PROBE_SECONDS = 60.0
 OPEN, WANTS_TOKEN = 0, 3
-# Run without a token, in a process of its own: Ray reads its settings once.
+# Run without a token in another process, since Ray reads its settings once per process.
 PROBE = f"""
 import sys
 from outrider.workers.ray_compat import answers_anybody
@@ -26,13 +26,13 @@ sys.exit({OPEN} if answers_anybody(sys.argv[1]) else {WANTS_TOKEN})
 
 
 def token_file() -> Path:
-    """Where Ray looks for the token when no environment variable holds it."""
+    """The file from which Ray reads the token if no environment variable holds it."""
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     if named:
         return Path(named)
     try:
         return Path.home() / ".ray" / "auth_token"
-    except RuntimeError:  # a user whom the system does not know, as containers have them
+    except RuntimeError:  # a user without an entry in passwd, as in containers
         raise UsageError(
             "there is no home directory to look for the cluster's token in: set HOME, or RAY_AUTH_TOKEN_PATH to the "
             "token's file"
@@ -40,14 +40,14 @@ def token_file() -> Path:
 
 
 def make_token() -> tuple[Path, bool]:
-    """The token's file, readable by nobody else; True where it is new. Ray itself would write it readable by all."""
+    """The token's file, readable by its user only, and whether it was made here. (Ray would make it readable by all.)"""
     path = token_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        if is_there(path):
-            keep_private(path)
+        if has_token(path):
+            make_private(path)
             return path, False
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
     with os.fdopen(handle, "w", encoding="ascii") as file:
@@ -55,8 +55,8 @@ def make_token() -> tuple[Path, bool]:
     return path, True
 
 
-def is_there(path: Path) -> bool:
-    """Whether the token's file holds something, which Ray can read."""
+def has_token(path: Path) -> bool:
+    """Whether the token's file is readable and not empty."""
     try:
         return path.is_file() and bool(path.read_bytes().strip())
     except OSError as error:
@@ -66,8 +66,8 @@ def is_there(path: Path) -> bool:
         ) from None
 
 
-def keep_private(path: Path) -> bool:
-    """Take a token's file away from group and others; True where that was needed."""
+def make_private(path: Path) -> bool:
+    """Remove the permissions of group and others; whether that was needed."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & 0o077:
         return False
@@ -78,8 +78,8 @@ def keep_private(path: Path) -> bool:
     return True
 
 
-def bring_token(say: Callable[[str], None]) -> None:
-    """Make sure that Ray's calls carry a token; refuse where there is none. Before Ray is imported."""
+def require_token(say: Callable[[str], None]) -> None:
+    """Make Ray use a token; an error if there is none. To be called before Ray is imported."""
     mode = os.environ.get("RAY_AUTH_MODE")
     if mode not in (None, "token"):
         raise UsageError(
@@ -88,18 +88,18 @@ def bring_token(say: Callable[[str], None]) -> None:
         )
     if not os.environ.get("RAY_AUTH_TOKEN"):
         path = token_file()
-        if not is_there(path):
+        if not has_token(path):
             raise UsageError(
                 f"there is no token for the cluster in {path}: copy it from the cluster's head, or make one with "
                 "outrider token before the cluster is started"
             )
-        if keep_private(path):
+        if make_private(path):
             say(f"note: {path} could be read by others; it is yours alone now")
     os.environ["RAY_AUTH_MODE"] = "token"
 
 
-def refuse_open(address: str) -> None:
-    """Refuse a cluster that answers to anybody: our own token would not make it safe."""
+def refuse_unauthenticated(address: str) -> None:
+    """Refuse a cluster that answers without a token."""
     without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_TOKEN")}
     without |= {"RAY_AUTH_MODE": "disabled", "RAY_LOG_TO_STDERR": "0"}
     try:

@@ -1,6 +1,6 @@
-"""The hosts of a cluster that is already there: looked at before the job, and watched while it runs.
+"""The hosts of an existing cluster: examined before the job, and watched while it runs.
 
-A thread of its own asks Ray which nodes there are, looks at new ones and plans replicas on them; the driver starts these.
+A thread asks Ray for its nodes, examines new ones and plans replicas on them, which the driver starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import Any
 from outrider.runner.hosts import ray_nodes as nodes
 from outrider.runner.hosts.examination import Examinations, Unfit
 from outrider.runner.hosts.head_watch import Head
-from outrider.runner.hosts.host_report import HostReport, about_open_folder, alive, look, own_versions, try_out
+from outrider.runner.hosts.host_report import (
+    HostReport,
+    about_open_folder,
+    answer_sign_of_life,
+    own_versions,
+    probe_pins,
+    report_host,
+)
 from outrider.runner.hosts.host_selection import RayNode, chosen_kind, numeric_kind, offered, refusals
 from outrider.runner.hosts.worker_errors import explain
 from outrider.runner.planning.placement import Plan, plan
@@ -30,9 +37,9 @@ from outrider.workers.machine.core_leases import describe
 from outrider.workers.machine.pinning import Launch, Pin
 
 POLL_SECONDS = 2.0
-# How long a look at the nodes waits for what those that join have been asked.
+# How long one step of the watch waits for answers of nodes that are being examined.
 ANSWERS_SECONDS = 1.0
-# A host that had no free core is looked at again.
+# After this time a host without a free core is asked again.
 LOOK_AGAIN_SECONDS = 5.0
 
 
@@ -44,10 +51,9 @@ def warn_of_open_folders(ray_nodes: Sequence[RayNode], say: Callable[[str], None
 
 
 class ClusterHosts:
-    """``models`` gives for each model name its directory and its digest on the driver's host.
+    """The ``Hosts`` of a driver on a cluster. ``models``: by name, the model's directory and digest on the driver's host.
 
-    ``request_for_cores`` makes the placement request for a number of cores: small hosts are laid out otherwise than large
-    ones.
+    ``request_for_cores`` makes the placement request for a host of so many cores (the layout may depend on them).
     """
 
     def __init__(
@@ -66,42 +72,42 @@ class ClusterHosts:
         self._replicas = replicas
         self._request_for_cores = request_for_cores
         self._models = models
-        self._kept = kept_instruction_set
+        self._kept_instruction_set = kept_instruction_set
         self._say = say
         self._head = head
         self._own = nodes.own()
         self._versions = own_versions()
         directories = {name: path for name, (path, _) in models.items()}
         self._examinations = Examinations(directories, replica_template.share_cores, self._versions)
-        self._kind: tuple[str, ...] = ()
+        self._numeric_kind: tuple[str, ...] = ()
         self._share = 1
         self._ray_nodes: dict[str, RayNode] = {}
         self._not_used: set[str] = set()
-        # Those that have been said to give no answer.
+        # Nodes that were noted as not answering.
         self._silent: set[str] = set()
-        # When Ray nodes with room were last asked who holds their cores; a new one is given replicas at once.
+        # When Ray nodes were last asked who holds their cores.
         self._looked_at: dict[str, float] = {}
-        # By Ray node, also for those whose replicas have all lost their cores.
+        # By Ray node: the plans of this job's replicas on it (empty if all of them have lost their cores).
         self._plans: dict[str, list[ReplicaPlan]] = {}
-        # How many replicas of a Ray node have lost their cores to another run, and wait for some.
+        # By Ray node: the replicas that have lost their cores to another run, and wait for cores.
         self._waiting: Counter[str] = Counter()
-        # The core that the first plan on a Ray node has left to Ray and the driver; empty where it has left none.
+        # By Ray node: the core that its first plan left to Ray and the driver; "" if none.
         self._spared: dict[str, str] = {}
-        # Notes on plans, which are made again and again.
-        self._said: set[str] = set()
+        # Notes that were printed; plans are made repeatedly.
+        self._noted: set[str] = set()
         self._lock = threading.Lock()
         self._news: SimpleQueue[str | ReplicaPlan] = SimpleQueue()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hosts", daemon=True)
 
-    # What the driver asks
+    # The interface for the driver (``Hosts``)
 
     def lost(self) -> str | None:
         return self._head.lost()
 
     def new_replica_plans(self, unplaced: int) -> list[ReplicaPlan]:
         found: list[ReplicaPlan] = []
-        # An actor that is started while the head is silent comes to nothing.
+        # Actors cannot be started while the head does not answer.
         while not self._head.silent:
             try:
                 news = self._news.get_nowait()
@@ -114,12 +120,12 @@ class ClusterHosts:
         return found
 
     def gone(self, plan: ReplicaPlan) -> bool:
-        # Without a head nobody can tell. It has no part in what is left of the job, then.
+        # Without the head it cannot be known; the host then counts as gone.
         silent = self._head.silent or not self._head.answers()
         return silent or not any(node["NodeID"] == plan.target.node for node in nodes.alive())
 
     def sign_of_life(self, plan: ReplicaPlan) -> Any:
-        return nodes.start(alive, str(plan.target.node))
+        return nodes.start(answer_sign_of_life, str(plan.target.node))
 
     def release(self, plan: ReplicaPlan) -> None:
         with self._lock:
@@ -137,21 +143,21 @@ class ClusterHosts:
     # Before the job
 
     def open(self, seconds: float) -> list[ReplicaPlan]:
-        """Replica plans for the hosts that are there now. Refused with one list where a host cannot do its part."""
-        there = nodes.offering(nodes.alive())
-        if not there:
+        """Plan replicas on the present hosts; if some cannot take part, one error lists them all."""
+        offering = nodes.offering(nodes.alive())
+        if not offering:
             raise JobError(
                 "no host of this cluster offers cores: start Ray on each with "
                 '--resources="$(outrider topology --ray-resources)"'
             )
-        ray_nodes, unfit = self._examine(there)
+        ray_nodes, unfit = self._examine(offering)
         if unfit:
             listed = sorted(f"  {each.name} {each.why}" for each in unfit)
-            raise JobError(f"{len(unfit)} of {len(there)} hosts cannot take part in this job: see above", listed)
+            raise JobError(f"{len(unfit)} of {len(offering)} hosts cannot take part in this job: see above", listed)
         if not ray_nodes:
             raise JobError("all hosts of this cluster that offer cores have left; the job has not begun")
         target = self._replica_template.target
-        self._kind = chosen_kind(ray_nodes, target.engine, target.precision, self._kept)
+        self._numeric_kind = chosen_kind(ray_nodes, target.engine, target.precision, self._kept_instruction_set)
         warn_of_open_folders(ray_nodes, self._say)
         self._admit(ray_nodes, self._say)
         self._share = -(-(self._replicas or 1) // len(self._ray_nodes))
@@ -177,10 +183,10 @@ class ClusterHosts:
             if self._head.answers():
                 self._refresh(list(self._ray_nodes.values()))
 
-    def _examine(self, there: Sequence[Mapping[str, Any]]) -> tuple[list[RayNode], list[Unfit]]:
-        """All of them, however long they read their weights."""
+    def _examine(self, offering: Sequence[Mapping[str, Any]]) -> tuple[list[RayNode], list[Unfit]]:
+        """Examine all nodes; without a deadline, since a host may have to read its weights."""
         found: list[RayNode | Unfit] = []
-        self._examinations.begin(there)
+        self._examinations.begin(offering)
         while self._examinations.under_way:
             found += self._examinations.step(POLL_SECONDS, self._say)
             found += self._examinations.drop_silent()
@@ -189,7 +195,7 @@ class ClusterHosts:
         for each in found:
             if each.id not in living:
                 self._say(f"{each.name} has left")
-        return self._judged([each for each in found if each.id in living])
+        return self._judge([each for each in found if each.id in living])
 
     def _check_head(self) -> None:
         if (why := self._head.lost()) is not None:
@@ -203,7 +209,7 @@ class ClusterHosts:
         there = self._head.lost() is None and self._head.answers()
         self._thread.join(nodes.ANSWER_SECONDS if there else 0.0)
 
-    # While it runs, in the thread
+    # While the job runs, in the watching thread
 
     def _watch(self) -> None:
         said = ""
@@ -212,7 +218,7 @@ class ClusterHosts:
                 continue
             try:
                 self._step()
-            except Exception as error:  # the job goes on with the hosts that it has, and says why it gets no others
+            except Exception as error:  # the job goes on with the hosts that it has
                 if (trouble := f"note: the hosts cannot be watched: {explain(error)}") != said:
                     self._news.put(trouble)
                     said = trouble
@@ -220,24 +226,24 @@ class ClusterHosts:
     def _step(self) -> None:
         living = nodes.alive()
         if self._own not in {node["NodeID"] for node in living}:
-            # One that hangs. One that has ended is noticed sooner, at its port.
+            # Our own raylet hangs, and the head has given it up. (One that has ended is noticed sooner, by its port.)
             self._head.cut_off()
             return
-        there = nodes.offering(living)
-        ids = {node["NodeID"] for node in there}
+        offering = nodes.offering(living)
+        ids = {node["NodeID"] for node in offering}
         with self._lock:
             left = [ray_node for node, ray_node in self._ray_nodes.items() if node not in ids]
             for ray_node in left:
-                # Its replicas are told by their own dead futures, and then release their plans.
+                # The driver learns of it from the futures of the node's actors, and releases their plans.
                 del self._ray_nodes[ray_node.id]
         for ray_node in left:
             self._news.put(f"{ray_node.name} has left: its rows go elsewhere")
         known = self._ray_nodes.keys() | self._not_used | set(self._examinations.under_way)
-        self._examinations.begin([node for node in there if node["NodeID"] not in known])
+        self._examinations.begin([node for node in offering if node["NodeID"] not in known])
         self._examinations.keep(ids)
-        # Meanwhile the others are watched: to read the weights may take an hour.
-        ray_nodes, unfit = self._judged(self._examinations.step(ANSWERS_SECONDS, self._news.put))
-        for each in self._examinations.drop_silent():  # with the next look, it is asked again
+        # In steps, so that other nodes are watched meanwhile: reading the weights may take an hour.
+        ray_nodes, unfit = self._judge(self._examinations.step(ANSWERS_SECONDS, self._news.put))
+        for each in self._examinations.drop_silent():  # the next step asks it again
             if each.id not in self._silent:
                 self._silent.add(each.id)
                 self._news.put(f"note: {each.name} {each.why}; it is asked again")
@@ -249,7 +255,7 @@ class ClusterHosts:
         self._plan_where_there_is_room()
 
     def _plan_where_there_is_room(self) -> None:
-        """Replica plans for Ray nodes that have none of this job's replicas, or of which some wait for cores."""
+        """Plan replicas on Ray nodes that have none of this job's, or whose replicas wait for cores."""
         now = time.monotonic()
         with self._lock:
             used = sum(map(len, self._plans.values()))
@@ -279,10 +285,10 @@ class ClusterHosts:
                 self._news.put(each)
             return
 
-    # The steps of both
+    # Steps of ``open`` and of the watching thread
 
-    def _judged(self, found: Sequence[RayNode | Unfit]) -> tuple[list[RayNode], list[Unfit]]:
-        """Those that can take part, and the others."""
+    def _judge(self, found: Sequence[RayNode | Unfit]) -> tuple[list[RayNode], list[Unfit]]:
+        """Divide examined nodes into those that can take part and those that cannot."""
         ray_nodes = [each for each in found if isinstance(each, RayNode)]
         unfit = [each for each in found if isinstance(each, Unfit)]
         digests = {name: digest for name, (_, digest) in self._models.items()}
@@ -291,8 +297,8 @@ class ClusterHosts:
         return [each for each in ray_nodes if each.id not in refused], unfit
 
     def _refresh(self, ray_nodes: Sequence[RayNode]) -> None:
-        """Who holds which cores by now. All Ray nodes of one host are told."""
-        answers = nodes.ask(look, {ray_node.id: (self._replica_template.share_cores,) for ray_node in ray_nodes})
+        """Update who holds which cores, for all Ray nodes of the hosts asked."""
+        answers = nodes.ask(report_host, {ray_node.id: (self._replica_template.share_cores,) for ray_node in ray_nodes})
         held = {}
         for ray_node in ray_nodes:
             self._looked_at[ray_node.id] = time.monotonic()
@@ -305,25 +311,25 @@ class ClusterHosts:
                     self._ray_nodes[node] = replace(ray_node, report=report)
 
     def _admit(self, ray_nodes: Sequence[RayNode], say: Callable[[str], None]) -> None:
-        """Use those that compute alike; a word on the others."""
+        """Use the nodes of the job's numeric kind; note the others."""
         target = self._replica_template.target
         for ray_node in ray_nodes:
             kind = numeric_kind(ray_node.report, target.engine, target.precision)
-            if kind == self._kind:
+            if kind == self._numeric_kind:
                 with self._lock:
                     self._ray_nodes[ray_node.id] = ray_node
                 continue
             self._not_used.add(ray_node.id)
             say(
                 f"note: {ray_node.name} is not used, since its results could differ in a bit: it has {', '.join(kind)}, "
-                f"this job {', '.join(self._kind)} (OUTRIDER_ISA in Ray's environment makes hosts alike)"
+                f"this job {', '.join(self._numeric_kind)} (OUTRIDER_ISA in Ray's environment makes hosts alike)"
             )
 
     def _plan_replicas(
         self, ray_nodes: Sequence[RayNode], replicas: int | None, say: Callable[[str], None]
     ) -> list[ReplicaPlan]:
-        """Plan on the free cores of these Ray nodes, try the launches out there, and note what is taken."""
-        wide = [host for host in self._left(ray_nodes) if host.usable_cores]
+        """Plan on the free cores of these Ray nodes, probe the launch commands there, and keep the plans."""
+        wide = [host for host in self._free_machines(ray_nodes) if host.usable_cores]
         if not wide:
             raise PlacementError("no host has a free core")
         first = {host.host: spared_core(host) for host in wide if host.planned_cores is None}
@@ -358,7 +364,7 @@ class ClusterHosts:
         for one in made:
             found = self._replica_template.replicas(one, lambda node, pin: launches[node, pin], paths)
             node = str(found[0].target.node)
-            # Where nobody named a number, a Ray node has as many as its first plan gave it.
+            # Without --replicas a Ray node has as many replicas as its first plan gave it.
             plans += found[: self._waiting[node]] if replicas is None and self._plans.get(node) else found
         with self._lock:
             for each in plans:
@@ -367,14 +373,14 @@ class ClusterHosts:
                 self._waiting[node] = max(0, self._waiting[node] - 1)
         return plans
 
-    def _left(self, ray_nodes: Sequence[RayNode]) -> list[Topology]:
-        """What these Ray nodes have beside this job's replicas on them, and other runs."""
+    def _free_machines(self, ray_nodes: Sequence[RayNode]) -> list[Topology]:
+        """These Ray nodes' machines without the cores and memory of this job's replicas and of other runs."""
         share = self._replica_template.share_cores
         with self._lock:
             everywhere = list(self._ray_nodes.values())
             plans = {node: list(each) for node, each in self._plans.items()}
         taken = {node: {lease for each in planned for lease in each.leases} for node, planned in plans.items()}
-        # Ray nodes on one host have one memory.
+        # Ray nodes on one host share its memory.
         memory: dict[str, Counter[int]] = {}
         for ray_node in everywhere:
             memory.setdefault(ray_node.report.identity, Counter()).update(booked(plans.get(ray_node.id, ())))
@@ -392,7 +398,7 @@ class ClusterHosts:
         return found
 
     def _note(self, made: Sequence[Plan], wide: Sequence[Topology], say: Callable[[str], None]) -> None:
-        """Once: what the plans have to say, and which Ray nodes none of them can use, whoever holds their cores now."""
+        """Print, once each, the plans' notes, and which Ray nodes could not be used even with all of their cores free."""
         notes = [f"note: {note}" for one in made for note in one.notes]
         used = {actor.host for one in made for actor in one.actors}
         for ray_node in (self._ray_nodes[host.host] for host in wide if host.host not in used):
@@ -403,8 +409,8 @@ class ClusterHosts:
             except PlacementError as error:
                 notes.append(f"note: {ray_node.name} is not used: {error}")
         for note in dict.fromkeys(notes):
-            if note not in self._said:
-                self._said.add(note)
+            if note not in self._noted:
+                self._noted.add(note)
                 say(note)
 
     def _tried(self, made: Sequence[Plan]) -> dict[tuple[str, Pin], Launch]:
@@ -412,7 +418,7 @@ class ClusterHosts:
         for one in made:
             for actor in one.actors:
                 pins.setdefault(actor.host, []).append(actor.pin)
-        answers = nodes.ask(try_out, {node: (each,) for node, each in pins.items()})
+        answers = nodes.ask(probe_pins, {node: (each,) for node, each in pins.items()})
         for node, answer in answers.items():
             if not isinstance(answer, list):
                 raise PlacementError(f"{self._ray_nodes[node].name} cannot start a process: {answer}")

@@ -1,4 +1,4 @@
-"""What of this machine is set up well, what could be better, what is wrong, and the command that mends it."""
+"""``outrider doctor``: checks of this machine's setup, each with a command that would improve it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.runner.counted import counted
-from outrider.runner.hosts.auth import is_there, token_file
+from outrider.runner.hosts.auth import has_token, token_file
 from outrider.runner.hosts.host_report import about_open_folder
 from outrider.runner.hosts.limits import LEAST_SHARED_BYTES
 from outrider.runner.planning import sysfs
@@ -26,15 +26,15 @@ from outrider.workers.machine.private_folder import open_to_others
 from outrider.workers.models import ipex
 
 OK, BETTER, WRONG = "ok", "could be better", "wrong"
-# Ray keeps its object store there, and falls back to a slow disk where it is small.
+# Ray's object store is in /dev/shm; with less it falls back to the disk.
 SHARED_MEMORY_BYTES = 1 << 30
-# Where less than this share of the memory is free, others use what plans count on.
+# A smaller share of free memory is reported, since plans count on all of it.
 MUCH_MEMORY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line: what was looked at, how it is, what was found, and what to do (empty where there is nothing to do)."""
+    """One line of the output: subject, state, finding, and what to do about it ("" if nothing)."""
 
     name: str
     state: str
@@ -44,7 +44,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class MachineFiles:
-    """Where to look; another one in tests."""
+    """The files that are read; tests use other ones."""
 
     topology: Topology
     sys: Path = Path("/sys")
@@ -53,7 +53,7 @@ class MachineFiles:
 
 
 def examine(files: MachineFiles | None = None) -> list[Check]:
-    """All checks. One that fails itself is a line that says so: a doctor must not die of what it finds."""
+    """Run all checks; a check that raises becomes a line that says so."""
     try:
         machine = files or MachineFiles(read_topology())
     except OutriderError as failure:
@@ -168,13 +168,13 @@ def _container(files: MachineFiles) -> Iterator[Check]:
 
 
 def _memory(files: MachineFiles) -> Iterator[Check]:
-    there = sum(node.memory_bytes or 0 for node in files.topology.nodes)
+    total = sum(node.memory_bytes or 0 for node in files.topology.nodes)
     free = available_bytes(files.proc)
-    if not there or free is None:
+    if not total or free is None:
         yield Check("memory", BETTER, "the machine does not tell how much it has, or how much of it is free")
         return
-    found = f"{free / 1e9:.1f} GB free of {there / 1e9:.1f}"
-    if free < there * MUCH_MEMORY:
+    found = f"{free / 1e9:.1f} GB free of {total / 1e9:.1f}"
+    if free < total * MUCH_MEMORY:
         yield Check("memory", BETTER, f"{found}: plans count on all of it", "end what uses the rest, or plan for less")
     else:
         yield Check("memory", OK, found)
@@ -220,7 +220,7 @@ def _kernels(files: MachineFiles) -> Iterator[Check]:
         return
     try:
         running = f", running as {library.instruction_set()}"
-    except library.KernelError as refusal:  # the library is whole, and OUTRIDER_ISA names what it lacks
+    except library.KernelError as refusal:  # OUTRIDER_ISA names an instruction set that the library or machine lacks
         yield Check("kernels", WRONG, str(refusal), "unset OUTRIDER_ISA, or name one of those")
         return
     yield Check("kernels", OK, f"{path}{running}")
@@ -235,16 +235,16 @@ def _instruction_set(files: MachineFiles) -> Iterator[Check]:
             break
     asked = os.environ.get("OUTRIDER_ISA")
     forced = f"; OUTRIDER_ISA asks for {asked}" if asked else ""
-    # Best first; the floor of the fast kernels is AVX2 with FMA.
+    # Best first; the fast kernels need at least AVX2 with FMA.
     steps = {
         "AMX": {"amx_bf16", "amx_int8"},
         "AVX-512 BF16": {"avx512_bf16"},
         "AVX-512 VNNI": {"avx512_vnni"},
         "AVX2": {"avx2", "fma"},
     }
-    there = [name for name, needed in steps.items() if needed <= flags]
-    if there:
-        yield Check("instruction set", OK, f"{', '.join(there)}{forced}")
+    available = [name for name, needed in steps.items() if needed <= flags]
+    if available:
+        yield Check("instruction set", OK, f"{', '.join(available)}{forced}")
     else:
         yield Check("instruction set", BETTER, f"no AVX2 with FMA: the kernels run their generic version{forced}")
 
@@ -262,7 +262,7 @@ def _ray(files: MachineFiles) -> Iterator[Check]:
         yield Check("Ray", WRONG, f"{version} is newer than what outrider was tried with", mend)
     else:
         yield Check("Ray", OK, version)
-    token = bool(os.environ.get("RAY_AUTH_TOKEN")) or is_there(token_file())
+    token = bool(os.environ.get("RAY_AUTH_TOKEN")) or has_token(token_file())
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode == "disabled":
         found = "RAY_AUTH_MODE=disabled: whoever reaches a cluster's port can run code"
@@ -278,8 +278,8 @@ def _ray(files: MachineFiles) -> Iterator[Check]:
 
 
 def _ray_folders(files: MachineFiles) -> Iterator[Check]:
-    """Of each Ray that runs on this host and whose folder can be seen; several nodes may share one."""
-    told: list[Check] = []
+    """Permissions of the folder of each Ray on this host, as far as it can be seen; several nodes may share one."""
+    yielded: list[Check] = []
     for command in sorted(files.proc.glob("[0-9]*/cmdline")):
         try:
             words = command.read_bytes().decode(errors="replace").split("\0")
@@ -292,14 +292,14 @@ def _ray_folders(files: MachineFiles) -> Iterator[Check]:
             closed = not open_to_others(session)
         except PermissionError:
             closed = True
-        except OSError:  # it has just ended
+        except OSError:  # that Ray has just ended
             continue
         if closed:
             found = Check("Ray's folder", OK, f"{session.parent} is closed to other users")
         else:
             found = Check("Ray's folder", WRONG, *about_open_folder(str(session.parent)))
-        if found not in told:
-            told.append(found)
+        if found not in yielded:
+            yielded.append(found)
             yield found
 
 
@@ -308,7 +308,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _ipex(files: MachineFiles) -> Iterator[Check]:
-    # Archived upstream, and no fault anywhere.
+    # IPEX is archived upstream; lacking it is not a fault.
     installed, mismatch = ipex.version(), ipex.mismatch()
     if installed is None:
         yield Check("IPEX", OK, "not installed; neither engine needs it")

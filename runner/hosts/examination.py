@@ -1,7 +1,6 @@
-"""Ray nodes before they take part in a job: first they say what their hosts are, then which weights lie there.
+"""Examines Ray nodes before they take part in a job: first the host's report, then its models with their digests.
 
-A host that has never read the weights takes as long as their bytes take to read. So only the end of the node itself ends
-the wait for these.
+A host that has never hashed the weights has to read them, so there is no deadline for the digests.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.runner.hosts import ray_nodes as nodes
-from outrider.runner.hosts.host_report import FoundModel, HostReport, find_models, look
+from outrider.runner.hosts.host_report import FoundModel, HostReport, find_models, report_host
 from outrider.runner.hosts.host_selection import RayNode, declared_cores, other_outrider
 
-# Whoever waits for longer is told why.
+# After this time the user is told that a host reads its weights.
 PATIENCE_SECONDS = 5.0
 
 
@@ -31,7 +30,7 @@ class Unfit:
 
 @dataclass(slots=True)
 class _Examination:
-    """``future`` is asked for the report, and for the models once that is there."""
+    """One node's examination; ``future`` is that of its report, and then that of its models."""
 
     id: str
     name: str
@@ -43,7 +42,7 @@ class _Examination:
 
 
 class Examinations:
-    """Of several Ray nodes, side by side. ``models`` gives for each model's name its directory on the driver's host."""
+    """Examines several Ray nodes at the same time. ``models``: by name, the model's directory on the driver's host."""
 
     def __init__(self, models: Mapping[str, str], share_cores: bool, versions: Mapping[str, str]) -> None:
         self._models = models
@@ -57,16 +56,16 @@ class Examinations:
 
     def begin(self, asked: Sequence[Mapping[str, Any]]) -> None:
         for node, name in zip(asked, nodes.names(asked), strict=True):
-            future = nodes.start(look, node["NodeID"], self._share_cores)
+            future = nodes.start(report_host, node["NodeID"], self._share_cores)
             declared = declared_cores(node["Resources"])
             self._under_way[node["NodeID"]] = _Examination(node["NodeID"], name, declared, future, time.monotonic())
 
     def keep(self, there: Collection[str]) -> None:
-        """Nodes that have left are not waited for."""
+        """Drop examinations of nodes that have left."""
         self._under_way = {node: each for node, each in self._under_way.items() if node in there}
 
     def drop_silent(self) -> list[Unfit]:
-        """Nodes that do not even say what their hosts are: they are not waited for any longer."""
+        """Drop nodes whose report has not come within the time limit, and return them."""
         limit = nodes.ANSWER_SECONDS
         silent = [each for each in self._under_way.values() if each.report is None and _age(each) > limit]
         for each in silent:
@@ -74,7 +73,7 @@ class Examinations:
         return [Unfit(each.id, each.name, f"does not answer: no answer within {limit:g} s") for each in silent]
 
     def step(self, seconds: float, say: Callable[[str], None]) -> list[RayNode | Unfit]:
-        """Those whose examination has ended within so many seconds; of weights that take longer is said so, once."""
+        """The nodes whose examination ends within ``seconds``; notes once for each node that it is reading weights."""
         ended: list[RayNode | Unfit] = []
         deadline = time.monotonic() + seconds
         while self._under_way:
@@ -98,7 +97,7 @@ class Examinations:
             return Unfit(examined.id, examined.name, f"does not answer: {answer}")
         if examined.report is None:
             report: HostReport = answer
-            if other_outrider(report, self._versions):  # it may not know what it would be asked next
+            if other_outrider(report, self._versions):  # it may not have the function that would be called next
                 return RayNode(examined.id, examined.name, examined.declared, report)
             examined.report, examined.since = report, time.monotonic()
             examined.future = nodes.start(find_models, examined.id, tuple(self._models))

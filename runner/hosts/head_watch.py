@@ -1,4 +1,4 @@
-"""Whether the head of a cluster is still there, and still counts this host in."""
+"""Watches the head of a cluster, and this host's raylet."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Self
 
 from outrider.runner.hosts.port_check import POLL_SECONDS, check_port, host_and_port
 
-# Ray gives its head a minute to come back, and then ends the process with words of its own.
+# Ray waits a minute for its head and then ends this process, so we stop the job before that.
 SILENCE_SECONDS = 30.0
 
 
 class Head:
-    """The head of a cluster: lost when nobody has answered at its port for a while, or when it has given us up.
+    """The head of a cluster: lost when its port has not answered for ``patience`` seconds, or when this host is cut off.
 
-    Once the driver's own raylet (at ``own``) is dead, the head ends what that driver has started, on all hosts.
+    When the driver's own raylet (at ``own``) has died, the head ends all actors of the driver, on all hosts.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Head:
         self.address, self._where = address, host_and_port(address)
         self._own = own
         self._patience, self._poll = patience, poll
-        # Since when it has not answered at its port: time in which this process stood still says nothing.
+        # When a check of the port first failed. (Not the time of the last answer: this process may have been suspended.)
         self._silent_since: float | None = None
         self._cut_off: str | None = None
         self._closed = threading.Event()
@@ -44,7 +44,7 @@ class Head:
         self._thread.join()
 
     def answers(self) -> bool:
-        """Whether it does at this moment. What Ray is asked while its head is silent, it answers in a minute or never."""
+        """Whether the head answers now. Without it calls of Ray block for a minute or for ever."""
         with suppress(OSError):
             check_port(self._where)
             self._silent_since = None
@@ -55,11 +55,11 @@ class Head:
 
     @property
     def silent(self) -> bool:
-        """Whether it was so the last time that its port was checked."""
+        """Whether the last check of its port failed."""
         return self._silent_since is not None
 
     def cut_off(self) -> None:
-        """It answers, but no longer counts this host in."""
+        """The head answers, but has given up this host."""
         self._cut_off = "Ray on this host has died, and with it this job's part in the cluster"
 
     def lost(self) -> str | None:
@@ -72,12 +72,12 @@ class Head:
         refused = 0
         while not self._closed.wait(self._poll):
             refused = refused + 1 if self._own_is_dead() else 0
-            # Without a head nobody ends anything. Where both die together, one is seen before the other.
+            # Twice in a row, and only while the head answers: if both die, the head's loss is the reason to report.
             if self.answers() and refused > 1:
                 self.cut_off()
 
     def _own_is_dead(self) -> bool:
-        """One that is merely slow is for the head to judge."""
+        """Whether the raylet's port refuses connections; one that is only slow is left to the head."""
         try:
             check_port(self._own)
         except OSError as error:

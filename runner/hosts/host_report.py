@@ -1,4 +1,4 @@
-"""What each host of a cluster says of itself: asked by a task that runs there, in the outrider that is installed there."""
+"""Reports about hosts of a cluster, made by tasks that run there in the outrider that is installed there."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from outrider.workers.machine.core_leases import Holder, default_folder, holders
 from outrider.workers.machine.pinning import Launch, Pin, probe
 from outrider.workers.machine.private_folder import open_to_others
 
-# What may decide a bit of a result on the hf engine.
+# Libraries whose versions may change results of the hf engine.
 LIBRARIES = ("torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """Where a model lies on a host, and a digest of it; ``problem`` says why it is of no use there."""
+    """A model's path on a host and its digest; ``problem``: why it cannot be used there."""
 
     path: str = ""
     digest: str = ""
@@ -35,9 +35,9 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """``identity`` is the same for all Ray nodes that hold their leases in the same folder: they share their cores.
+    """``identity``: the same for Ray nodes with the same folder of leases, which share their cores.
 
-    ``models`` are told later than the rest.
+    ``models`` come with a second task.
     """
 
     hostname: str
@@ -47,12 +47,12 @@ class HostReport:
     versions: dict[str, str]
     instruction_set: str
     models: dict[str, FoundModel] = field(default_factory=dict)
-    # Ray's folder there, if other users of the host can get into it.
+    # Ray's folder there, if other users of the host can enter it.
     open_folder: str = ""
 
 
-def look(shared: bool) -> HostReport:
-    """Runs on the host, and is quick."""
+def report_host(shared: bool) -> HostReport:
+    """Runs on the host: everything but the models, which takes no time."""
     return HostReport(
         hostname=socket.gethostname(),
         identity=_identity(),
@@ -65,31 +65,31 @@ def look(shared: bool) -> HostReport:
 
 
 def find_models(names: Sequence[str]) -> dict[str, FoundModel]:
-    """Runs on the host: reads every byte of models that nothing remembers.
+    """Runs on the host: paths and digests of models; reads all bytes of a model whose digest is not cached.
 
-    Nothing is fetched from a hub here: a hundred hosts would all fetch the same.
+    Nothing is downloaded, since a hundred hosts would download the same.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     return {name: _find(name) for name in names}
 
 
-def alive() -> None:
-    """Runs on the host, if it is there."""
+def answer_sign_of_life() -> None:
+    """Runs on the host and does nothing; its result is the sign of life."""
 
 
-def try_out(pins: Sequence[Pin]) -> list[Launch]:
-    """Runs on the host: the best start for each pin that works there."""
+def probe_pins(pins: Sequence[Pin]) -> list[Launch]:
+    """Runs on the host: the best launch command that works there, for each pin."""
     return [probe(pin) for pin in pins]
 
 
 def open_ray_folder() -> str:
-    """The folder of the Ray that this process is connected to, if other users can get into it; else nothing."""
+    """The folder of the Ray that this process is connected to, if other users can enter it; else ""."""
     session = ray_compat.session_folder()
     return str(session.parent) if open_to_others(session) else ""
 
 
 def about_open_folder(folder: str) -> tuple[str, str]:
-    """What it means, and what mends it at once and for good."""
+    """What an open folder means, and the commands that close it."""
     return (
         f"Ray's folder {folder} is open to other users of the host, who can read its logs, and remove what a job needs",
         f'chmod 700 {folder}, and later ray start --temp-dir="$(outrider topology --ray-folder)" (cluster.yaml does)',
@@ -97,28 +97,25 @@ def about_open_folder(folder: str) -> tuple[str, str]:
 
 
 def labels_of(topology: Topology, is_this_machine: bool) -> dict[str, str]:
-    """What a host says of itself beyond its resources, for people who look at Ray's nodes.
-
-    A saved /sys does not tell which instruction set its machine has.
-    """
+    """A host's labels for ``ray start``, for people who look at Ray's nodes; a saved /sys has no instruction set."""
     with_cores = [node for node in topology.nodes if node.cores]
     labels = {
         "outrider/sockets": str(len(topology.sockets)),
-        # Some virtual machines say that each of a node's CPUs is a socket.
+        # Some virtual machines report each CPU of a node as a socket.
         "outrider/nodes-per-socket": str(max(1, len(with_cores) // max(1, len(topology.sockets)))),
     }
     return labels | ({"outrider/instruction-set": _instruction_set()} if is_this_machine else {})
 
 
 def _identity() -> str:
-    """The kernel that runs here, and the file system that the leases lie on: containers may have one of their own."""
+    """The running kernel's boot id, and the folder of leases, which differs between containers on one host."""
     folder = default_folder().stat()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}:{folder.st_dev}:{folder.st_ino}"
 
 
 def own_versions() -> dict[str, str]:
-    """Which outrider this is. Builds of one version may differ, so its code is digested, too."""
+    """Version and digest of outrider's code, since builds of one version may differ."""
     return {"outrider": outrider.__version__, "build": _build()}
 
 
@@ -126,7 +123,7 @@ def own_versions() -> dict[str, str]:
 def _build() -> str:
     package = Path(outrider.__file__).parent
     files = {path.relative_to(package).as_posix(): path for path in sources(package)}
-    # Each host may have compiled the same kernels for itself.
+    # The kernels' sources, not the library: each host may have compiled its own.
     total = hashlib.sha256(_kernel_sources().encode())
     for name, path in sorted(files.items()):
         total.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -134,7 +131,7 @@ def _build() -> str:
 
 
 def sources(package: Path) -> Iterator[Path]:
-    """Its Python sources, also behind the links of an editable install."""
+    """The package's Python sources; symlinks are followed (editable installs)."""
     for folder, _, names in os.walk(package, followlinks=True):
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
 

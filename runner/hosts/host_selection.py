@@ -1,6 +1,6 @@
-"""Which hosts of a cluster take part in a job, and with which cores. Pure: everything follows from what the hosts said.
+"""Which hosts of a cluster take part in a job, and with which cores. Pure: everything follows from the hosts' reports.
 
-Most hosts run one Ray node; several on one host share its cores out among them.
+Most hosts run one Ray node; if there are several, the host's cores are dealt out among them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INTEGER_PRECISIONS = ("w8a8", "w4a8")
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A Ray node: its id, what people call its host, and the cores of each NUMA node that it declares to Ray."""
+    """A Ray node: its id, its name in messages, and the cores of each NUMA node that it declares to Ray."""
 
     id: str
     name: str
@@ -36,7 +36,7 @@ def declared_cores(resources: Mapping[str, float]) -> dict[int, int]:
 
 
 def other_outrider(report: HostReport, versions: Mapping[str, str]) -> str:
-    """Why the outrider there is not the driver's, which has these ``versions``; empty where it is."""
+    """How the host's outrider differs from the driver's (``versions``); "" if it does not."""
     theirs, ours = report.versions["outrider"], versions["outrider"]
     if theirs != ours:
         return f"has outrider {theirs}, the driver has {ours}"
@@ -46,9 +46,9 @@ def other_outrider(report: HostReport, versions: Mapping[str, str]) -> str:
 
 
 def refusals(ray_nodes: Iterable[RayNode], digests: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, str]:
-    """By Ray node: why it cannot take part at all. ``digests`` and ``versions`` are the driver's own.
+    """By Ray node: why it cannot take part. ``digests`` and ``versions`` are the driver's.
 
-    One with another outrider has not been asked for its models.
+    The report of a node with another outrider has no models.
     """
     found = {}
     for ray_node in ray_nodes:
@@ -68,14 +68,14 @@ def refusals(ray_nodes: Iterable[RayNode], digests: Mapping[str, str], versions:
 
 
 def numeric_kind(report: HostReport, engine: str, precision: str) -> tuple[str, ...]:
-    """What of a host decides the bits of a result, as far as can be told before a model is loaded."""
+    """The properties of a host that decide the bits of results, as far as they are known before a model is loaded."""
     if engine == "native":
         return () if arithmetic(precision) in INTEGER_PRECISIONS else (report.instruction_set,)
     return (report.instruction_set, f"torch {report.versions['torch']}", f"transformers {report.versions['transformers']}")
 
 
 def chosen_kind(ray_nodes: Sequence[RayNode], engine: str, precision: str, kept: str | None) -> tuple[str, ...]:
-    """The kind of most cores; where a job goes on that was begun with an instruction set, hosts of that one."""
+    """The numeric kind with the most cores; for a resumed job, the one with the instruction set that it began with."""
     cores: Counter[tuple[str, ...]] = Counter()
     for ray_node in ray_nodes:
         cores[numeric_kind(ray_node.report, engine, precision)] += sum(ray_node.declared.values())
@@ -84,10 +84,10 @@ def chosen_kind(ray_nodes: Sequence[RayNode], engine: str, precision: str, kept:
 
 
 def offered(ray_nodes: Sequence[RayNode], taken: Mapping[str, Collection[str]], share: bool) -> list[Topology]:
-    """Each Ray node's machine with the cores that it may still use; ``host`` becomes the Ray node's id.
+    """Each Ray node's machine with the cores that it may still use; ``host`` is the Ray node's id.
 
-    Left out are cores held by other runs, those ``taken`` by this one (lease names by Ray node), and what a Ray node has
-    not declared. Ray nodes on one host are dealt its cores in turn, unless they are to ``share`` them.
+    Without cores held by other runs, those ``taken`` by this one (lease names by Ray node), and those that the Ray node has
+    not declared. Ray nodes on one host get its cores in turn, unless they are to ``share`` them.
     """
     by_identity: dict[str, list[RayNode]] = {}
     for ray_node in ray_nodes:
@@ -111,7 +111,7 @@ def offered(ray_nodes: Sequence[RayNode], taken: Mapping[str, Collection[str]], 
 
 
 def _left(ray_node: RayNode, taken: Collection[str]) -> Counter[int]:
-    """How many cores of each NUMA node this job may still claim there."""
+    """The number of cores of each NUMA node that this job may still claim there."""
     left = Counter(ray_node.declared)
     left.subtract(core.node for core in ray_node.report.topology.cores if str(core.identity) in taken)
     return left
@@ -120,7 +120,7 @@ def _left(ray_node: RayNode, taken: Collection[str]) -> Counter[int]:
 def _deal(
     group: Sequence[RayNode], free: Mapping[str, Topology], left: Mapping[str, Counter[int]]
 ) -> dict[str, list[Core]]:
-    """Core by core, so that two Ray nodes which both declare the whole host get a half each."""
+    """Deal free cores out one by one, so that two Ray nodes that both declare the whole host get a half each."""
     dealt: dict[str, list[Core]] = {ray_node.id: [] for ray_node in group}
     given: set[int] = set()
     more = True

@@ -1,6 +1,6 @@
-"""Limits (ulimit, a container's) under which Ray cannot run, looked at before it is started.
+"""Checks of limits (ulimit, a container's) under which Ray cannot run, before it is started.
 
-Ray itself does not name them: it waits half a minute for a server that could not start, or aborts this very process.
+Ray itself does not name them: it waits half a minute for a server that could not start, or aborts this process.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 from outrider.workers.errors import JobError
 
-# Of which Ray makes a file.
+# Ray's object store is a file of this size.
 OBJECT_STORE_BYTES = 256 << 20
-# On two cores, as they have been counted: 113 and 29. On more there are more.
+# As counted on two cores (113 and 29); there are more on larger machines.
 SERVERS_AND_DRIVER_THREADS, ACTOR_THREADS = 110, 28
 STACK_BYTES = 256 << 10
 SHARED_MEMORY = Path("/dev/shm")
-# A few semaphores of each process that a job starts.
+# Room for the semaphores of the processes that a job starts.
 LEAST_SHARED_BYTES = 1 << 20
 
 
 class Least(NamedTuple):
-    """What a process of a job is to be allowed at least, in the limit's own terms."""
+    """The least value of a limit; ``unit``: bytes (or files) of ulimit's unit."""
 
     limit: int
     flag: str
@@ -41,9 +41,9 @@ LEAST = (
 
 
 def check_limits(actors: int = 1) -> None:
-    """Refuse to begin where a limit is known to be too small for any job, or for one of so many ``actors``.
+    """Refuse limits that are too small for a job with so many ``actors``.
 
-    With too few threads actors die as they start, one after the other, and nobody says why.
+    With too few threads actors die as they start, without a message.
     """
     for limit, flag, least, unit, what in LEAST:
         allowed, _ = resource.getrlimit(limit)
@@ -65,7 +65,7 @@ def check_limits(actors: int = 1) -> None:
 
 
 def full_shared_memory(folder: Path = SHARED_MEMORY) -> str | None:
-    """What to tell of a process that died: what finds no room there dies by a signal, without a word."""
+    """If /dev/shm is full: a sentence about it, since a process that finds no room there dies by a signal."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -79,7 +79,7 @@ def full_shared_memory(folder: Path = SHARED_MEMORY) -> str | None:
 
 
 def _startable(count: int) -> int:
-    """How many threads can be started, ``count`` at most. Only trying tells: a container has a limit, too."""
+    """The number of threads that can be started, at most ``count``. Found by trying, since containers have limits too."""
     release, threads = threading.Event(), list[threading.Thread]()
     before = threading.stack_size(STACK_BYTES)
     try:
@@ -87,7 +87,7 @@ def _startable(count: int) -> int:
             thread = threading.Thread(target=release.wait, daemon=True)
             thread.start()
             threads.append(thread)
-    except RuntimeError:  # as Python says that the system starts no more
+    except RuntimeError:  # no more threads can be started
         pass
     finally:
         threading.stack_size(before)

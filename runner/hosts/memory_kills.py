@@ -1,4 +1,4 @@
-"""Whether the kernel ends processes for want of memory: by its own counts, of which only a rise says something."""
+"""Whether the kernel has killed processes for want of memory, by its counters (oom_kill)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ COUNT = "oom_kill"
 
 
 class MemoryKills:
-    """Of processes on this machine, from when this is made."""
+    """Counts kills on this machine from the time that this object is made."""
 
     def __init__(self, read: Callable[[], int | None] | None = None) -> None:
         self._read = read_kills if read is None else read
         self._last = self._read()
 
     def rose(self) -> bool:
-        """Whether there were any since this was last asked: each is one process's death, and not that of the next."""
+        """Whether there was a kill since the last call."""
         before, self._last = self._last, self._read()
         return before is not None and self._last is not None and self._last > before
 
 
 def read_kills(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """How many so far in this process's cgroup, in which its workers are, too; else on the whole machine."""
+    """The number of kills in this process's cgroup, which its workers share; without one, on the whole machine."""
     for folder in cgroup_folders(proc, cgroup):
         for name in ("memory.events", "memory.oom_control"):
             if (count := _count(folder / name)) is not None:

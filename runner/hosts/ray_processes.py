@@ -1,4 +1,4 @@
-"""The processes of a Ray of our own: what comes of this one, so that none of it is left when that Ray is lost."""
+"""The processes of a Ray of our own: all descendants of this process, ended when that Ray ends or is lost."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ END_SECONDS = 10.0
 
 
 class Descendants:
-    """What comes of this process from now on: Ray's servers, and what they start."""
+    """The processes that descend from this one from now on: Ray's servers, and what they start."""
 
     def __enter__(self) -> Self:
         self._others = set(psutil.Process().children())
         self._open = _open_files()
-        # What the raylet has started becomes ours if the raylet is killed, so that none of it outlives the job unseen.
+        # As subreaper this process becomes the parent of the raylet's children if the raylet is killed.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         return self
 
@@ -33,15 +33,15 @@ class Descendants:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
     def end(self) -> None:
-        """The memory and the cores that a lost Ray had are free afterwards."""
+        """Kill all of them, so that the memory and cores of a lost Ray are free."""
         deadline = time.monotonic() + END_SECONDS
-        # Those that a dying one leaves behind are found the next time.
+        # Again and again, since children of a killed process appear only afterwards.
         while (left := self.left()) and time.monotonic() < deadline:
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(left, timeout=1.0)
-        # Ray's log files would stay open in a command that begins anew.
+        # Ray's log files must not stay open when this process executes its command anew.
         for descriptor in _open_files() - self._open:
             with suppress(OSError):
                 os.set_inheritable(descriptor, False)
@@ -57,15 +57,15 @@ class Descendants:
 def _open_files() -> set[int]:
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # the listing's own
+        with suppress(OSError):  # the descriptor of the listing itself
             os.fstat(int(entry.name))
             found.add(int(entry.name))
     return found
 
 
 def abandon() -> None:
-    """Let go of a Ray whose servers are gone, which it would wait for, for up to a minute, when this process ends."""
+    """Drop a Ray whose servers are gone; else this process would wait for them for up to a minute when it ends."""
     ray_compat.forget_at_exit()
-    # Ray's own asks its servers for something first.
+    # Ray's excepthook calls its servers.
     sys.excepthook = sys.__excepthook__
     end_at_once()

@@ -1,4 +1,4 @@
-"""After the loss of a Ray: whether the job goes on with another one, and how."""
+"""After a job has lost its Ray: whether it goes on with a new one, and executing the command anew."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from outrider.runner.job.journal import Journal
 from outrider.runner.safe_path import environment_as_given
 from outrider.workers.errors import JobError, RayLostError
 
-# So many Rays may be lost without a row ending in between; more of them would fare no better.
+# The job stops when this many Rays are lost without a row ending in between.
 MOST_IDLE_LOSSES = 3
-# Told to the command's next life: what it was to do once is done.
+# Environment variable of a command that was executed anew: what is done once per command is done already.
 ANEW = "OUTRIDER_ANEW"
 
 
 def check_worth_another(journal: Journal, lost: RayLostError, ours: bool) -> None:
-    """Whether a job whose Ray is lost goes on by itself with another one of ours; an error where it does not."""
+    """Raise an error unless a job whose Ray is lost should go on with a new one; ``ours``: it was not a cluster's."""
     kept = "the rows already done are kept, and the same command goes on with them"
     if not ours:
         raise JobError(f"{lost}; {kept} once it is there again") from lost
@@ -31,7 +31,7 @@ def check_worth_another(journal: Journal, lost: RayLostError, ours: bool) -> Non
 
 
 def restart() -> NoReturn:
-    """This very command from its beginning, in this very process, without what Ray's libraries remember of the lost Ray."""
+    """Execute this command anew in this process, which drops the state that Ray's libraries have of the lost Ray."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment_as_given() | {ANEW: "1"})

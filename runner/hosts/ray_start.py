@@ -1,4 +1,4 @@
-"""The Ray under a job: one of our own on this machine for as long as the job runs, or a cluster that is there already."""
+"""The Ray of a job: one of our own on this machine while the job runs, or an existing cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from outrider.runner.hosts.auth import refuse_open
+from outrider.runner.hosts.auth import refuse_unauthenticated
 from outrider.runner.hosts.head_watch import SILENCE_SECONDS, Head
 from outrider.runner.hosts.limits import OBJECT_STORE_BYTES, check_limits
 from outrider.runner.hosts.listeners import beyond_loopback
@@ -28,17 +28,17 @@ from outrider.workers.errors import JobError, RayLostError, RayUnsupportedError,
 from outrider.workers.machine import private_folder
 
 LOOPBACK = "127.0.0.1"
-# What the kernel says of an interface that is down, or has no address.
+# Errors of an interface that is down or has no address.
 NO_NETWORK = (errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL)
 LOOPBACK_SECONDS = 5.0
 NO_METRICS = {"RAY_enable_metrics_collection": "0"}
-# Ray otherwise starts a process a core before any is asked for; ours are started by command lines of their own.
+# Otherwise Ray starts a worker per core in advance; our actors have command lines of their own and cannot use them.
 NONE_IN_ADVANCE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
-# By it `ray job submit` asks its own cluster for a working directory and packages, which no other Ray has.
+# Set by `ray job submit`: the working directory and packages of a job, which only that cluster has.
 OF_A_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-# In what Ray says of parts of it that have not come up in time.
+# Part of Ray's messages about servers that have not come up in time.
 LATE = "timed out"
-# What Ray's metrics agent is made of; the plain package comes without.
+# Packages of Ray's metrics agent, which plain `ray` does not install.
 METRICS_AGENT = ("aiohttp", "opentelemetry", "prometheus_client")
 
 
@@ -50,10 +50,9 @@ def local_ray(
     patience: float = SILENCE_SECONDS,
     actors: int = 1,
 ) -> Iterator[Lost]:
-    """An embedded Ray on the loopback address, open only to who has this process's token; and whether it is still there.
+    """An embedded Ray on the loopback address, guarded by a token of this process; yields a function that tells its loss.
 
-    One that has not answered for ``patience`` seconds is lost, and so is one that does not come up in time. So many
-    ``actors`` will run in it.
+    It is lost when it has not answered for ``patience`` seconds. ``actors``: the number of actors that will run in it.
     """
     if metrics_port is not None and not all(find_spec(module) for module in METRICS_AGENT):
         raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
@@ -63,10 +62,10 @@ def local_ray(
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.update(NONE_IN_ADVANCE)
     if metrics_port is None:
-        # Whoever reaches the port of the metrics reads them, with no token.
+        # Ray's metrics port needs no token, so it is off by default.
         os.environ.update(NO_METRICS)
     _quiet()
-    # What an earlier run has left that was killed; and in the end what this one's processes have, which are killed too.
+    # Remove what killed runs have left in the private folder; again at the end, since this run's processes are killed too.
     private_folder.sweep()
     with ExitStack() as stack:
         stack.callback(private_folder.sweep)
@@ -74,14 +73,14 @@ def local_ray(
         descendants = stack.enter_context(Descendants())
         try:
             node, ports = _start(folder, cores, resources, metrics_port)
-            if (why := _heard_elsewhere(descendants)) is not None:
+            if (why := _listens_beyond_loopback(descendants)) is not None:
                 raise JobError(f"{why}: it has been ended")
         except BaseException:
-            # Half started, it cannot end what it has started.
+            # A Ray that has started in part does not end its own processes.
             descendants.end()
             abandon()
             raise
-        own = OwnRay(node, ports, partial(_heard_elsewhere, descendants), min(patience, SILENCE_SECONDS))
+        own = OwnRay(node, ports, partial(_listens_beyond_loopback, descendants), min(patience, SILENCE_SECONDS))
         try:
             with own:
                 yield own.lost
@@ -97,14 +96,14 @@ def local_ray(
 
 
 def _check_loopback() -> None:
-    """Without it Ray waits for its own servers, for minutes, and then does not say why."""
+    """Refuse a machine whose loopback interface is down: Ray would wait minutes for its own servers."""
     try:
         with socket.create_server((LOOPBACK, 0)) as listener:
             socket.create_connection(listener.getsockname(), LOOPBACK_SECONDS).close()
     except OSError as error:
         if error.errno in NO_NETWORK:
             raise JobError(f"this machine's loopback interface is down ({error.strerror}): ip link set lo up") from None
-        # Of anything else, such as too many open files, whoever needs it says more.
+        # Other errors (too many open files, say) are reported later with more detail.
 
 
 def _start(
@@ -120,7 +119,7 @@ def _start(
         with ray_compat.changed(*changes), _private_files():
             os.environ.pop(OF_A_SUBMITTED_JOB, None)
             ray.init(
-                # Without this, RAY_ADDRESS in the environment would send us to somebody else's cluster.
+                # Otherwise RAY_ADDRESS in the environment would make Ray join that cluster.
                 address="local",
                 num_cpus=cores,
                 resources=resources,
@@ -133,7 +132,7 @@ def _start(
                 _metrics_export_port=metrics_port,
                 _temp_dir=str(folder),
             )
-        # Ray opens it to all.
+        # Ray makes it accessible to all users.
         folder.chmod(0o700)
         [node] = ray.nodes()
         address = ray.get_runtime_context().gcs_address
@@ -141,15 +140,15 @@ def _start(
         return ray_compat.own_node(), {name: (LOOPBACK, port) for name, port in ports.items()}
     except RayUnsupportedError:
         raise
-    except Exception as error:  # of a node that does not come up in time Ray says nothing more special
-        # On a busy machine half a minute, for which it waits, may not be enough: another one may come up.
+    except Exception as error:  # Ray raises no more specific error for a node that does not come up in time
+        # On a busy machine its half minute may not be enough: as RayLostError the start is tried again.
         kind = RayLostError if LATE in str(error).lower() else JobError
         raise kind(f"Ray could not be started on this machine: {first_line(error).rstrip('.')}") from error
 
 
 @contextmanager
 def _private_files() -> Iterator[None]:
-    """Ray's processes make no files that others may read. They inherit it; this process makes its own as the user likes."""
+    """The umask that Ray's processes inherit, so that their files are private; this process's own is restored."""
     before = os.umask(0o077)
     try:
         yield
@@ -157,8 +156,8 @@ def _private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def _heard_elsewhere(descendants: Descendants) -> str | None:
-    """Why a Ray is not used that other machines can reach: not what it was asked for counts, but what it does."""
+def _listens_beyond_loopback(descendants: Descendants) -> str | None:
+    """Why this Ray is not used, if any of its sockets listens beyond loopback (checked in /proc, whatever was asked)."""
     found = beyond_loopback(process.pid for process in descendants.left())
     if not found:
         return None
@@ -168,7 +167,7 @@ def _heard_elsewhere(descendants: Descendants) -> str | None:
 
 @contextmanager
 def joined_ray(address: str, patience: float = SILENCE_SECONDS) -> Iterator[Head]:
-    """A cluster that runs already: ``auto`` is the one that this host is part of. The token is in place already."""
+    """Join an existing cluster; ``auto``: the one that this host is part of. The token must be set (``require_token``)."""
     if "://" in address:
         raise UsageError(
             f"--address: {urlsplit(address).scheme}:// is not joined from outside; run on one of the cluster's hosts with "
@@ -182,7 +181,7 @@ def joined_ray(address: str, patience: float = SILENCE_SECONDS) -> Iterator[Head
         head_at = host_and_port(address)
     except ValueError:
         raise UsageError(f'--address: "{address}" is not HOST:PORT, such as 10.0.0.1:6379, the port of the head') from None
-    # Ray would wait for minutes.
+    # Checked here, since Ray would wait for minutes.
     if not answers_within(head_at, patience):
         raise JobError(
             f"--address: nobody has answered at {address} for {patience:g} s; is the cluster up, and that its head's port?"
@@ -199,7 +198,7 @@ def joined_ray(address: str, patience: float = SILENCE_SECONDS) -> Iterator[Head
     [own] = [node for node in ray.nodes() if node["NodeID"] == here.get_node_id()]
     head = Head(here.gcs_address, own=(own["NodeManagerAddress"], own["NodeManagerPort"]))
     try:
-        refuse_open(head.address)
+        refuse_unauthenticated(head.address)
         with head:
             yield head
     finally:
@@ -210,17 +209,17 @@ def joined_ray(address: str, patience: float = SILENCE_SECONDS) -> Iterator[Head
 
 
 def own_cluster(processes: Iterable[tuple[int, list[str]]]) -> str:
-    """The cluster that a raylet of this user, or of root, on this host is part of; processes are user and command line.
+    """The address of the cluster that a raylet of this user, or of root, on this host belongs to.
 
-    Ray itself would take the word of any user's process, and of /tmp/ray/ray_current_cluster, which any user may have
-    written: who answers at that address is told the token.
+    ``processes``: user and command line. Ray itself would also believe other users' processes and
+    /tmp/ray/ray_current_cluster, which any user can write; the server at that address would get the token.
     """
     found = set()
     for user, command in processes:
         address, session = ray_compat.control_server_of(command), ray_compat.session_folder_of(command)
         if user not in (0, os.getuid()) or address is None or session is None:
             continue
-        # Not the embedded Ray of another job.
+        # The embedded Ray of another job is left out.
         if not private_folder.is_held_folder(session.parent):
             found.add(address)
     if len(found) != 1:
@@ -236,7 +235,7 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 
 
 def _quiet() -> None:
-    # Ray otherwise hides accelerators from actors that claim none, with a warning at every start.
+    # Otherwise Ray hides accelerators from actors that claim none, with a warning at every start.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Nothing of ours reports home.
+    # No usage statistics are sent.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -1,4 +1,4 @@
-"""Whether a job's own Ray is still there. Ray itself notices after a minute, and then ends the process that uses it."""
+"""Watches a job's own Ray. Ray's libraries would notice its death after a minute, and then end this process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from outrider.runner.hosts.head_watch import SILENCE_SECONDS
 from outrider.runner.hosts.port_check import POLL_SECONDS, check_port
 from outrider.workers import ray_compat
 
-# What says why a Ray can no longer be used; None while it can.
+# A function that returns why a Ray can no longer be used; None while it can.
 Lost = Callable[[], str | None]
-# To look at all sockets of all processes takes longer than to ask at two ports.
+# ``look`` is called with every n-th check of the ports, since it reads the sockets of all processes.
 POLLS_A_LOOK = 15
 WHAT = {"gcs_server": "control server", "raylet": "raylet"}
 
 
-def ended(servers: Mapping[str, Sequence[subprocess.Popen[bytes]]]) -> str | None:
-    """They are children of this process, so the kernel says at once when one has ended."""
+def server_end(servers: Mapping[str, Sequence[subprocess.Popen[bytes]]]) -> str | None:
+    """A sentence about a server that has ended, if any. Servers are children of this process, so it is known at once."""
     for name, processes in servers.items():
         for process in processes:
             if (code := process.poll()) is not None:
@@ -36,10 +36,9 @@ def _signal_name(number: int) -> str:
 
 
 class OwnRay:
-    """A Ray of our own: lost when one of its servers has ended, gives no answer for a while, or has no socket any more.
+    """A Ray of our own: lost when a server has ended or does not answer, a socket is gone, or ``look`` returns a reason.
 
-    One that is lost but there still is killed: who waits for it inside of Ray would else wait for ever. ``look`` is asked
-    now and then, and says why the Ray can no longer be used, too.
+    If it is lost while its servers live, they are killed: a call inside Ray's library would wait for them for ever.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class OwnRay:
         self._ports = ports
         self._look = look
         self._patience, self._poll = patience, poll
-        # Since when one has not answered at its port: time in which this process stood still says nothing.
+        # When a check of a port first failed. (Not the time of the last answer: this process may have been suspended.)
         self._silent_since: dict[str, float] = {}
         self._why: str | None = None
         self._closed = threading.Event()
@@ -70,7 +69,7 @@ class OwnRay:
         self._thread.join()
 
     def lost(self) -> str | None:
-        return self._why or ended(self._servers)
+        return self._why or server_end(self._servers)
 
     def _watch(self) -> None:
         polls = 0
@@ -83,7 +82,7 @@ class OwnRay:
                 return
 
     def _socket_gone(self) -> str | None:
-        """Whoever comes next finds none there, or another's; those that are connected would go on for a while."""
+        """A socket file that was removed or replaced: new processes could not connect, though connected ones go on."""
         for path, before in self._sockets.items():
             if _file_at(path) != before:
                 return f"a socket of Ray's on this machine, {path}, has been removed or replaced"
@@ -98,8 +97,8 @@ class OwnRay:
                 self._silent_since.pop(name, None)
             except OSError:
                 silent = time.monotonic() - self._silent_since.setdefault(name, time.monotonic())
-                # One that has ended is found by itself, with the reason.
-                if silent >= self._patience and ended(self._servers) is None:
+                # A server that has ended is reported by ``server_end``, with the reason.
+                if silent >= self._patience and server_end(self._servers) is None:
                     return f"Ray's {WHAT[name]} on this machine has not answered for {silent:.0f} s"
         return None
 

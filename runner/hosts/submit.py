@@ -1,7 +1,6 @@
-"""Jobs on a cluster, through Ray's job server: sent there, asked after, and stopped.
+"""Jobs on a cluster through Ray's job server: submit, list, follow and stop.
 
-What is sent is the command line of ``outrider run``. The journal in the job's directory is all that a job is, so a job that
-is sent again goes on where it was.
+What is submitted is a command line of ``outrider run``. A job is its directory, so submitting it again resumes it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from outrider.runner.hosts.auth import bring_token
+from outrider.runner.hosts.auth import require_token
 from outrider.runner.job.directory import default_directory
 from outrider.runner.job.piped_input import input_name, is_piped
 from outrider.runner.options.job import JobSpec
@@ -33,20 +32,20 @@ Result = TypeVar("Result")
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 POLL_SECONDS = 0.5
-# Ray kills a job that has not ended so long after it was asked to.
+# Ray kills a job that has not ended this long after it was asked to stop.
 DRAIN_SECONDS = 600
-# What the job server says while it has nobody to start a driver, and how long that may be so.
+# The job server's error while no agent has come up to start a driver, and how long that is waited for.
 NO_AGENT = "No available agent"
 AGENT_SECONDS = 30.0
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
-# The drivers' word that all is well; by it a submission knows that the host of the driver has read the input.
+# Part of the driver's message once it has accepted the input, by which a submission recognises that.
 ACCEPTED = "accepted; results will be"
 DIRECTORY = "outrider_directory"
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """One sending of a job; ``attempt`` counts the sendings of the same directory."""
+    """One submission of a job; ``attempt`` counts the submissions of the same directory."""
 
     id: str
     directory: str
@@ -60,19 +59,19 @@ class Submitted:
         return self.state in ENDED
 
     def is_at(self, directory: Path) -> bool:
-        """Whether this is the job of a directory, however that is spelled: with .. or by a link."""
+        """Whether this is the job of a directory (compared without symlinks and ..)."""
         return os.path.realpath(self.directory) == os.path.realpath(directory)
 
 
 def job_id(directory: Path) -> str:
-    """The same for the same directory, and recognised by people."""
+    """A readable id that is the same for the same directory."""
     directory = Path(os.path.realpath(directory))
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", directory.name).strip("-") or "job"
     return f"outrider-{name[:40]}-{hashlib.sha256(os.fsencode(directory)).hexdigest()[:8]}"
 
 
 def absolute(spec: JobSpec) -> JobSpec:
-    """The same job, said so that the driver's host understands it: it has another working directory."""
+    """The same job with absolute paths, since the driver's host has another working directory."""
     if is_piped(spec.input):
         raise UsageError(
             f"{input_name(spec.input)} cannot be sent, since the driver's host reads the input itself: "
@@ -85,12 +84,12 @@ def absolute(spec: JobSpec) -> JobSpec:
 
 
 def absolute_model(name: str) -> str:
-    """A model's name as it holds in any working directory."""
+    """A model's name with an absolute path, if it is a path that exists here."""
     model = name.removesuffix(next(filter(name.endswith, WITH_TEXTS), ""))
     try:
         path = Path(model).expanduser()
         is_here = path.is_dir() or path.is_symlink() or (is_gguf(path) and of_hub(model) is None)
-    except (OSError, RuntimeError):  # a name too long, or a home that nobody has: whoever opens it says so
+    except (OSError, RuntimeError):  # a name too long, or an unknown home: opening the model will report it
         return name
     if model in POCKETS or not is_here:
         return name
@@ -114,22 +113,22 @@ class JobServer:
     def __init__(self, address: str | None, say: Callable[[str], None]) -> None:
         url = address or DEFAULT_ADDRESS
         self.address = url if "://" in url else f"http://{url}"
-        bring_token(say)
+        require_token(say)
         try:
             from ray.dashboard.modules.job.sdk import JobSubmissionClient
         except ImportError as error:
             raise UsageError(
                 f"Ray's job server needs more than is installed here ({error}): pip install 'outrider[cluster]'"
             ) from None
-        self._refuse_open()
+        self._refuse_unauthenticated()
         self._client = self._try(lambda: JobSubmissionClient(self.address))
 
-    def _refuse_open(self) -> None:
+    def _refuse_unauthenticated(self) -> None:
         import requests
 
         try:
             answer = requests.get(f"{self.address}/api/jobs/", timeout=20)
-        except (requests.RequestException, ValueError):  # the latter where the address is no name of a host
+        except (requests.RequestException, ValueError):  # ValueError: the address is no host name
             raise JobError(
                 f"no job server of Ray answers at {self.address}: run this on the cluster's head, or name it with --address"
             ) from None
@@ -148,7 +147,7 @@ class JobServer:
             raise JobError(f"the job server at {self.address}: {first_line(error)}") from error
 
     def all(self) -> list[Submitted]:
-        """Every job of ours that this cluster has seen, the oldest first."""
+        """All submitted jobs of outrider on this cluster, the oldest first."""
         found = []
         for job in self._try(self._client.list_jobs):
             directory = (job.metadata or {}).get(DIRECTORY)
@@ -161,7 +160,7 @@ class JobServer:
         return sorted(found, key=lambda job: (job.started or 0.0, job.attempt))
 
     def find(self, job: str) -> Submitted:
-        """By directory (its latest sending) or by id."""
+        """A job by its directory (the latest submission) or its id."""
         directory = Path.cwd() / Path(job).expanduser()
         found = [each for each in self.all() if job in (each.id, each.id.rpartition("-")[0]) or each.is_at(directory)]
         if not found:
@@ -175,7 +174,7 @@ class JobServer:
         if earlier and not earlier[-1].ended:
             raise JobHeldError(f"{spec.out} is being run as {earlier[-1].id}; outrider logs -f {earlier[-1].id} follows it")
         attempt = earlier[-1].attempt + 1 if earlier else 1
-        # The programs of this installation first: on a cluster that is set up alike everywhere it is the driver's too.
+        # This installation's programs first in PATH; hosts of a cluster usually have the same paths.
         path = shlex.quote(str(Path(sys.executable).parent))
         entrypoint = f"PATH={path}:$PATH exec {shlex.join(command_line(spec))}"
         identifier = f"{base}-{attempt}"
@@ -196,10 +195,10 @@ class JobServer:
         return text
 
     def follow(self, job: Submitted) -> Iterator[str]:
-        """What is new in the logs, until the job has ended."""
+        """New parts of the log, until the job has ended."""
         shown = 0
         while True:
-            # Asked first: what is written before the end is then in the logs.
+            # Asked before the log is read: if the job has ended, the log is complete.
             ended = self.find(job.id).ended
             text = self.logs(job)
             if len(text) > shown:
@@ -210,7 +209,7 @@ class JobServer:
             time.sleep(POLL_SECONDS)
 
     def wait_until_accepted(self, job: Submitted) -> Submitted:
-        """Until the driver has read its input, or has ended without."""
+        """Wait until the driver has accepted its input, or has ended."""
         while True:
             now = self.find(job.id)
             if now.ended or ACCEPTED in self.logs(now):
@@ -218,12 +217,12 @@ class JobServer:
             time.sleep(POLL_SECONDS)
 
     def stop(self, job: Submitted) -> None:
-        """The driver is sent SIGTERM: rows under way may end, and the job can be sent again."""
+        """Send SIGTERM to the driver: rows in progress may end, and the job can be submitted again."""
         self._try(lambda: self._client.stop_job(job.id))
 
 
 def once_there_is_an_agent(send: Callable[[], None], wait: Callable[[float], None] = time.sleep) -> None:
-    """The job server answers seconds before the head's agent, which starts the drivers, has come up."""
+    """Call ``send``; while the head's agent, which starts drivers, has not come up, try again."""
     for _ in range(round(AGENT_SECONDS / POLL_SECONDS)):
         try:
             return send()
@@ -235,7 +234,7 @@ def once_there_is_an_agent(send: Callable[[], None], wait: Callable[[float], Non
 
 
 def complaint(logs: str) -> str:
-    """What the driver said when it refused."""
+    """The driver's error, from its log."""
     said = [line.removeprefix("outrider: ") for line in logs.splitlines() if line.startswith("outrider: ")]
     lines = [line for line in logs.splitlines() if line.strip()]
     return said[-1] if said else lines[-1] if lines else "nothing was said"

@@ -1,4 +1,4 @@
-"""The hosts that replicas may run on, as they change while a job runs; and the simplest case, this one machine."""
+"""The driver's interface to hosts (``Hosts``), and its implementation for this machine alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from outrider.runner.hosts.host_report import alive
+from outrider.runner.hosts.host_report import answer_sign_of_life
 from outrider.runner.hosts.ray_start import local_ray
 from outrider.runner.hosts.ray_watch import Lost
 from outrider.runner.planning.free_cores import plan_on_free_cores
@@ -18,14 +18,14 @@ from outrider.workers.errors import CoresHeldError, PlacementError
 
 
 class Hosts(Protocol):
-    """The driver asks it at every tick, so nothing in here waits; but ``gone``, asked when something has died, may."""
+    """Called at every turn of the driver's loop, so only ``gone``, called after a death, may block."""
 
     def lost(self) -> str | None:
-        """Why the Ray under all replicas can no longer be used; None while it can."""
+        """Why Ray can no longer be used; None while it can."""
         ...
 
     def new_replica_plans(self, unplaced: int) -> list[ReplicaPlan]:
-        """Plans on cores that have become free, for so many ``unplaced`` replicas or for new ones."""
+        """Plans on cores that have become free, for the ``unplaced`` replicas or for new ones."""
         ...
 
     def gone(self, plan: ReplicaPlan) -> bool:
@@ -33,23 +33,22 @@ class Hosts(Protocol):
         ...
 
     def sign_of_life(self, plan: ReplicaPlan) -> Any | None:
-        """A future that is kept if the host of this replica is alive, and broken if not; None where that is no question."""
+        """A future that succeeds if the replica's host is alive and fails if not; None if the host cannot be lost."""
         ...
 
     def release(self, plan: ReplicaPlan) -> None:
-        """The replica has ended: its cores may be planned on again."""
+        """The replica has ended: its cores are free for other plans."""
         ...
 
     def host(self, plan: ReplicaPlan) -> str:
-        """What people call the host."""
+        """The host's name in messages."""
         ...
 
 
 class LocalHost:
-    """This machine: nobody joins, nobody leaves, and a replica that lost its cores to another run looks for others.
+    """This machine: no host joins or leaves, and a replica that lost its cores to another run gets others if some are free.
 
-    ``plans`` are those that are carried out, the first ones and others that have been made since. Whoever plans anew leaves
-    their cores out: the processes that will hold them may be only starting.
+    ``plans``: all current plans. New plans avoid their cores, also those that a starting process has not leased yet.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class LocalHost:
         return False
 
     def sign_of_life(self, plan: ReplicaPlan) -> Any | None:
-        # A raylet that goes down ends its processes first, as a host does.
+        # A raylet that is dying ends its processes first, as a host does.
         return self._sign_of_life()
 
     def release(self, plan: ReplicaPlan) -> None:
@@ -93,7 +92,7 @@ def local_host(
     metrics_port: int | None,
     start_deadline: float,
 ) -> Iterator[tuple[LocalHost, list[ReplicaPlan]]]:
-    """A Ray of our own on this machine. The placement request depends on how many cores there are."""
+    """Start a Ray of our own on this machine and plan the first replicas; the request depends on the number of cores."""
     machine = read_topology()
     wanted = request_for_cores(len(machine.usable_cores))
     for warning in machine.warnings:
@@ -106,7 +105,8 @@ def local_host(
     current = list(plans)
 
     def left() -> Topology:
-        """The machine without what this run has planned on already, or has left to Ray; what others hold is asked apart."""
+        """The machine without the cores and memory of this run's plans and the core left to Ray. (Other runs' leases are
+        subtracted by ``plan_on_free_cores``.)"""
         machine = read_topology()
         taken = set() if share else {lease for plan in current for lease in plan.leases}
         planned_cores = sum(str(core.identity) in taken for core in machine.cores)
@@ -114,16 +114,16 @@ def local_host(
         return replace(machine.less(booked(current)).without(taken | spared), planned_cores=planned_cores)
 
     def plan_anew(unplaced: int) -> list[ReplicaPlan]:
-        """For as many replicas as there is room for. Where nobody named a number, each has a unit to itself, as before."""
-        there = left()
+        """Plans for as many of the unplaced replicas as fit; without --replicas each gets a unit of its own."""
+        machine_left = left()
         numbers = [None] if wanted.replicas is None else range(unplaced, 0, -1)
         for number in numbers:
             request = replace(wanted, replicas=number, devices_left=True)
             try:
-                again = plan_on_free_cores(sizes, request, 0.0, lambda _: None, lambda: there, share=share)
+                found = plan_on_free_cores(sizes, request, 0.0, lambda _: None, lambda: machine_left, share=share)
             except (PlacementError, CoresHeldError):
                 continue
-            return replica_template.replicas(again, probed_here())[:unplaced]
+            return replica_template.replicas(found, probed_here())[:unplaced]
         return []
 
     actors = sum(2 if plan.draft is not None else 1 for plan in plans)
@@ -131,4 +131,4 @@ def local_host(
         # Ray reads its settings when it is first imported, so nothing that imports it may come before it starts.
         from outrider.runner.hosts import ray_nodes as nodes
 
-        yield LocalHost(plan_anew, lost, lambda: nodes.start(alive, nodes.own()), current), plans
+        yield LocalHost(plan_anew, lost, lambda: nodes.start(answer_sign_of_life, nodes.own()), current), plans

@@ -1,4 +1,4 @@
-"""What went wrong in a process that Ray runs, as a sentence."""
+"""Errors of actors and tasks as sentences."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SHORT_OF_MEMORY = (ENDED_BY_RAY, ENDED_BY_KERNEL)
 
 
 def explain(error: Exception, killed_for_memory: bool = False, full: str | None = None) -> str:
-    """What went wrong in a worker, in one sentence. ``killed_for_memory``: as the kernel ended some process just then.
+    """An error of an actor or task in one sentence. ``killed_for_memory``: the kernel has just killed a process.
 
-    ``full``: what there is to tell of its host's shared memory, where that had no room just then.
+    ``full``: a sentence about /dev/shm, if it is full.
     """
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, OutriderError):
@@ -31,7 +31,7 @@ def explain(error: Exception, killed_for_memory: bool = False, full: str | None 
 
 
 def with_remedy(reason: str, target: ModelSpec) -> str:
-    """A reason for which a job ends, and what to do about it where want of memory is the cause, or may be."""
+    """The reason for a job's end, with advice if want of memory is, or may be, the cause."""
     if reason.endswith(SHORT_OF_MEMORY):
         return f"{reason}; {_less_memory(target)}"
     if not reason.endswith(DIED):
@@ -40,7 +40,7 @@ def with_remedy(reason: str, target: ModelSpec) -> str:
 
 
 def _less_memory(target: ModelSpec) -> str:
-    # What wants a new job decides texts.
+    # Options that decide texts can only be changed in a new job.
     cache = ", --cache-precision int8" if target.engine == "native" and target.cache_precision != "int8" else ""
     return (
         "a smaller --batch, fewer --replicas or a smaller --draft needs less, and in a new job a smaller --precision"

@@ -45,14 +45,14 @@ def test_a_token_that_ray_wrote_for_all_to_read_is_taken_away_from_them(home: Pa
     path, _ = auth.make_token()
     path.chmod(0o644)
     said: list[str] = []
-    auth.bring_token(said.append)
+    auth.require_token(said.append)
     assert mode(path) == 0o600
     assert said == [f"note: {path} could be read by others; it is yours alone now"]
 
 
 def test_without_a_token_no_cluster_is_joined() -> None:
     with pytest.raises(UsageError, match=r"there is no token for the cluster in .*auth_token: .*outrider token"):
-        auth.bring_token(lambda _: None)
+        auth.require_token(lambda _: None)
 
 
 def test_without_a_home_the_token_is_where_a_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_without_a_home_the_token_is_where_a_variable_says(tmp_path: Path, monke
 
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    for attempt in (lambda: auth.bring_token(lambda _: None), auth.make_token):
+    for attempt in (lambda: auth.require_token(lambda _: None), auth.make_token):
         with pytest.raises(
             UsageError, match=r"^there is no home directory to look for .* set HOME, or RAY_AUTH_TOKEN_PATH"
         ):
@@ -80,7 +80,7 @@ def test_a_token_that_cannot_be_read_is_a_sentence(hidden: str, monkeypatch: pyt
         path, _ = auth.make_token()
         for folder, bits in ((home, 0o755), (path.parent, 0o755 if hidden == "file" else 0o700)):
             folder.chmod(bits)
-        for attempt in (lambda: auth.bring_token(lambda _: None), auth.make_token):
+        for attempt in (lambda: auth.require_token(lambda _: None), auth.make_token):
             said = as_guest(attempt)
             assert said.startswith(f"UsageError: the cluster's token in {path} cannot be read (Permission denied)"), said
 
@@ -89,7 +89,7 @@ def test_an_empty_token_is_none(home: Path) -> None:
     path, _ = auth.make_token()
     path.write_text("\n")
     with pytest.raises(UsageError, match="there is no token for the cluster in"):
-        auth.bring_token(lambda _: None)
+        auth.require_token(lambda _: None)
     with pytest.raises(UsageError, match="auth_token cannot be written: File exists"):
         auth.make_token()
 
@@ -104,7 +104,7 @@ def test_authentication_that_is_switched_off_is_refused(monkeypatch: pytest.Monk
     auth.make_token()
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(UsageError, match="RAY_AUTH_MODE is disabled: a cluster is joined with a token only"):
-        auth.bring_token(lambda _: None)
+        auth.require_token(lambda _: None)
 
 
 def test_a_cluster_is_not_joined_from_outside() -> None:

@@ -238,7 +238,7 @@ class Cluster:
         question, host, _ = future
         _, answer = self.answers.get((question, host), (0.0, None))
         usual: dict[str, Any] = {
-            "look": HostReport(host, host, self.machines[host], self._holders(host), VERSIONS, "avx512"),
+            "report_host": HostReport(host, host, self.machines[host], self._holders(host), VERSIONS, "avx512"),
             "find_models": {"big": FoundModel("/models/big", "d")},
         }
         return usual[question] if answer is None else answer
@@ -247,7 +247,7 @@ class Cluster:
         return {str(core): Holder(str(core), 7) for core in self.held.get(host, ())}
 
     def ask(self, function: Callable[..., Any], arguments: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-        if function.__name__ == "try_out":
+        if function.__name__ == "probe_pins":
             return {node: [Launch(pin, "affinity", (), "python3") for pin in pins] for node, (pins,) in arguments.items()}
         return {node: self.answer((function.__name__, node, 0)) for node in arguments}
 
@@ -280,9 +280,9 @@ def test_all_that_is_wrong_with_hosts_is_listed_together(
 ) -> None:
     there = Cluster(monkeypatch, tmp_path, ["dead", "good", "lacking", "other", "silent"])
     report = HostReport("other", "other", there.machines["other"], {}, {**VERSIONS, "build": "b"}, "avx512")
-    there.slow("look", "dead", 0.0, "its process died")
-    there.slow("look", "other", 0.0, report)
-    there.slow("look", "silent", until=AN_HOUR)
+    there.slow("report_host", "dead", 0.0, "its process died")
+    there.slow("report_host", "other", 0.0, report)
+    there.slow("report_host", "silent", until=AN_HOUR)
     there.slow("find_models", "lacking", 0.0, {"big": FoundModel(problem="it is not there")})
     with pytest.raises(JobError, match="4 of 5 hosts cannot take part in this job: see above") as caught:
         there.hosts_of_a_job(big).open(0.0)
@@ -301,7 +301,7 @@ def test_a_job_counts_the_memory_of_two_raylets_of_one_host_once(
 ) -> None:
     there = Cluster(monkeypatch, tmp_path, ["a", "b"])
     for name in there.hosts:
-        there.slow("look", name, 0.0, HostReport(name, "one", there.machines["a"], {}, VERSIONS, "avx512"))
+        there.slow("report_host", name, 0.0, HostReport(name, "one", there.machines["a"], {}, VERSIONS, "avx512"))
     assert {plan.target.node for plan in there.hosts_of_a_job(big, target=20 * GIB).open(0.0)} == {"a", "b"}
     assert [plan.target.node for plan in there.hosts_of_a_job(big, target=40 * GIB).open(0.0)] == ["a"]
 
@@ -363,8 +363,8 @@ def test_a_host_that_joins_and_gives_no_answer_is_asked_again(
     there.hosts = ["first"]
     hosts = there.hosts_of_a_job(big)
     hosts.open(0.0)
-    there.slow("look", "slow", until=AN_HOUR)
-    there.slow("look", "gone", until=AN_HOUR)
+    there.slow("report_host", "slow", until=AN_HOUR)
+    there.slow("report_host", "gone", until=AN_HOUR)
     there.hosts = ["first", "slow", "gone"]
     hosts._step()
     there.hosts = ["first", "slow"]
@@ -373,8 +373,8 @@ def test_a_host_that_joins_and_gives_no_answer_is_asked_again(
         there.now += 10.0
     assert joined(hosts) == []
     assert there.said == ["note: slow (10.0.0.1, slow) does not answer: no answer within 120 s; it is asked again"]
-    assert there.asked.count(("look", "slow")) > 10
-    assert there.asked.count(("look", "gone")) == 1
+    assert there.asked.count(("report_host", "slow")) > 10
+    assert there.asked.count(("report_host", "gone")) == 1
     there.now = AN_HOUR
     hosts._step()
     assert joined(hosts) == ["slow"]

@@ -831,7 +831,7 @@ def test_what_is_asked_for_a_job_with_nothing_left_and_not_done_is_told(heard: H
         "note: --trace: nothing was left to do, so there is nothing to trace",
         "note: --metrics-port: nothing was left to do, so no metrics are served",
     ]
-    with mock.patch.object(run_job_module, "bring_token"):
+    with mock.patch.object(run_job_module, "require_token"):
         run_job(spec.model_copy(update={"address": "127.0.0.1:1"}), heard)
     assert heard.said[-1] == "note: --address: nothing was left to do, so no cluster is joined"
     assert not Path("t.json").exists()

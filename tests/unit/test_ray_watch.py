@@ -21,7 +21,7 @@ from outrider.runner.hosts import head_watch, port_check, ray_watch
 from outrider.runner.hosts.head_watch import SILENCE_SECONDS, Head
 from outrider.runner.hosts.port_check import GREETING
 from outrider.runner.hosts.ray_restart import MOST_IDLE_LOSSES, check_worth_another
-from outrider.runner.hosts.ray_watch import OwnRay, ended
+from outrider.runner.hosts.ray_watch import OwnRay, server_end
 from outrider.runner.job.journal import Journal
 from outrider.workers.errors import JobError, RayLostError
 from outrider.workers.ray_compat import Node
@@ -42,10 +42,10 @@ def test_a_server_that_has_ended_is_named(action: str, how: str) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as server:
         servers = {"gcs_server": [], "raylet": [server]}
         if action == "kill":
-            assert ended(servers) is None
+            assert server_end(servers) is None
             server.kill()
         server.wait()
-        assert ended(servers) == f"Ray's raylet on this machine {how}"
+        assert server_end(servers) == f"Ray's raylet on this machine {how}"
 
 
 @pytest.fixture

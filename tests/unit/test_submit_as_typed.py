@@ -53,7 +53,7 @@ def test_a_directory_and_a_link_that_leads_nowhere_are_said_in_full(
 
 @pytest.mark.parametrize("address", ["http://", "x:y", "[::1", "ftp://a", "a" * 300, "a..b"])
 def test_an_address_that_is_none_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit_module, "bring_token", lambda say: None)
+    monkeypatch.setattr(submit_module, "require_token", lambda say: None)
     with pytest.raises(JobError, match=r"no job server of Ray answers at .*: run this on the cluster's head"):
         JobServer(address, print)
 
