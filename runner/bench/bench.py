@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 
 PLAIN, ASSISTED = "plain", "assisted"
 NONE, AUTO = "none", "auto"
-# What `auto` is here: the usual draft alone, since a pair of models is what is measured.
+# --draft auto is the usual draft model without suffixes, since a pair of models is measured.
 USUAL_DRAFT = "model"
-# Rounds of every size have been seen once before anything counts.
+# New tokens of the warm-up, so that rounds of every size have run before anything is measured.
 WARM_UP_TOKENS = 24
-# Answers within which a pair should have found out how to share its cores.
+# Warm-up answers within which the layout tuner should have chosen a layout.
 MOST_WARM_UPS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSetup:
-    """What is measured: the two models, how each is run, and the examples."""
+    """The models that are measured, how each is loaded, and the examples."""
 
     target: ModelInfo
     draft: ModelInfo | None
@@ -103,7 +103,7 @@ def bench(spec: BenchSpec) -> None:
                 plan = _plan_pair(spec, setup, machine, say)
                 results, reports, layout = _measure_all(spec, setup, plan, modes, say, lost)
                 break
-            except LeaseError as error:  # another run was quicker to the same cores
+            except LeaseError as error:  # another run has leased the same cores first
                 say(f"waiting for cores: {error}")
     compared = comparison(results[PLAIN], results[ASSISTED]) if spec.compare else []
     _print(setup, results, compared)
@@ -114,7 +114,7 @@ def bench(spec: BenchSpec) -> None:
 
 
 def _plan_pair(spec: BenchSpec, setup: BenchSetup, machine: Topology, say: Callable[[str], None]) -> ReplicaPlan:
-    """The pair on cores that are free, waited for where others hold them."""
+    """A plan of the pair on free cores; waits for cores that other runs hold."""
     movable = is_movable(spec, setup.target_model, setup.draft_model)
     request = replace(placement_request_of(spec, movable, len(machine.usable_cores)), replicas=1)
     made = plan_on_free_cores(setup.memory.sizes(spec.batch), request, spec.wait_for_cores, say)
@@ -123,12 +123,12 @@ def _plan_pair(spec: BenchSpec, setup: BenchSetup, machine: Topology, say: Calla
     replica_spec = replica_spec_of(spec, setup.draft_model, setup.draft_name)
     replica_template = ReplicaTemplate(setup.target_model, setup.draft_model, replica_spec, movable)
     plan = replica_template.replicas(made, probed_here())[0]
-    # How the two share their cores is found out anew: what an earlier run kept may be of a disturbed minute.
+    # The layout is measured anew: a remembered one may come from a disturbed machine.
     return replace(plan, replica_spec=replace(plan.replica_spec, memory_key=""))
 
 
 def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> BenchSetup:
-    """Everything that can be refused is refused here, before any weights load."""
+    """Choose models and examples; what can be refused is refused here, before weights are loaded."""
     if spec.compare and (spec.draft == NONE or spec.draft_tokens == 0):
         raise UsageError(
             "--compare measures plain and assisted, and there is nothing to assist: name a draft, or leave it out"
@@ -171,7 +171,7 @@ def _measure_all(
         results: Results = {mode: [] for mode in modes}
         for number, example in enumerate(setup.examples, start=1):
             say(f"example {number} of {len(setup.examples)}")
-            # Plain and assisted in turn, so that a machine that slows down slows both.
+            # Plain and assisted alternate, so that a change of the machine's speed affects both.
             runs = [{mode: ask(example, number, mode) for mode in modes} for _ in range(spec.repeat)]
             for mode in modes:
                 results[mode].append(typical([run[mode] for run in runs]))
@@ -179,7 +179,7 @@ def _measure_all(
 
 
 def _choose_layout(ask: _Asker, pair: Pair, example: Example, say: Callable[[str], None]) -> None:
-    """Let the pair find out how to share its cores before anything counts."""
+    """Let the layout tuner choose before anything is measured."""
     for number in range(MOST_WARM_UPS):
         if pair.layout is not None or not pair.chooses_layout:
             break
@@ -203,7 +203,7 @@ class _Asker:
             top_k=spec.top_k,
             min_p=spec.min_p,
             seed=derived_seed(spec.seed, str(number)),
-            # None stands for the model's own.
+            # None: the model's own end tokens.
             end_tokens=None if spec.stop_at_end else (),
         )
         self._pair.set_layout(PLAIN if mode == PLAIN else None)
@@ -220,7 +220,7 @@ def _print(setup: BenchSetup, results: Results, compared: Sequence[dict[str, Any
         print(f"{table(rows)}\n\n{totals_line(totals(rows))}\n")
     if compared:
         print(f"### Assisted against plain\n\n{comparison_table(compared)}")
-    # What was measured is seen though a file cannot be written.
+    # Flushed before files are written, which may fail.
     sys.stdout.flush()
 
 
@@ -255,6 +255,6 @@ def _write_json(
 
 
 def _sayer() -> Callable[[str], None]:
-    """Notes go to standard error, so that the tables alone can be piped."""
+    """Prints notes to standard error, so that standard output has the tables only."""
     out = console()
     return lambda text: out.print(printable(text), highlight=False, soft_wrap=True, markup=False)

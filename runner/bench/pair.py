@@ -1,4 +1,4 @@
-"""One target and its draft, asked for a few rows at a time: what a benchmark needs of a job's replica."""
+"""One target and its draft for the benchmark: a job's replica, without schedule and journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLL_SECONDS = 0.5
 
 
 class Pair:
-    """Up when entered, gone when left. Whatever dies meanwhile ends it: a measurement with a hole in it is none."""
+    """A context manager: both actors are up inside the block. If either dies, the benchmark ends with an error."""
 
     def __init__(self, plan: ReplicaPlan, start_deadline: float, lost: Lost) -> None:
         self._replica = Replica(0, plan)
@@ -39,13 +39,13 @@ class Pair:
         return sum(not each.plain for each in self._replica.plan.replica_spec.layouts) > 1
 
     def set_layout(self, name: str | None) -> None:
-        """Hold the pair to a layout; None gives it back its choice."""
+        """Fix the layout; None lets the tuner choose again."""
         self._replica.set_layout(name)
 
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._start_deadline
         self._replica.start()
-        # What is asked of the pair before the target has its draft would be measured without one.
+        # Wait until the draft is attached, too; a row before that would be decoded plainly.
         up = self._replica.plan.draft is None
         try:
             while not (up and "target" in self.reports):
@@ -75,7 +75,7 @@ class Pair:
         return self.answers([row])[0]
 
     def answers(self, rows: Sequence[Row]) -> list[RowResult]:
-        """Of rows that are worked on together, in their order."""
+        """The answers of rows that are decoded in one batch, in the order of ``rows``."""
         results: dict[int, RowResult] = {}
         self._replica.submit(list(rows))
         while len(results) < len(rows):
@@ -92,7 +92,7 @@ class Pair:
         return [results[row.key] for row in rows]
 
     def peak_bytes(self) -> int:
-        """The most memory that both processes have held at one time each, as the kernel counts it."""
+        """The sum of both processes' peak memory (VmHWM)."""
         return sum(_peak(report.pid) for report in self.reports.values())
 
     def _answers(self) -> Iterator[tuple[Call, Any]]:

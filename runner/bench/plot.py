@@ -1,4 +1,4 @@
-"""The benchmark as a chart. matplotlib is an extra, and is looked for before anything is measured."""
+"""The benchmark's chart. matplotlib is optional, and checked for before anything is measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(path: Path, title: str, modes: Mapping[str, Sequence[Measured]], compared: Sequence[dict[str, Any]]) -> None:
-    """With a comparison the speed-ups over 1, without one the tokens a second."""
+    """Draw the speed-ups of a comparison, or without one the tokens per second."""
     import matplotlib
 
     matplotlib.use("Agg")

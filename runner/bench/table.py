@@ -1,4 +1,4 @@
-"""The benchmark's tables: pure arithmetic over what the target reports of each row, and GitHub Markdown."""
+"""The benchmark's tables in GitHub Markdown: pure arithmetic over the target's reports of rows."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Measured:
 
     @property
     def decoded(self) -> int:
-        """Tokens behind the first; an answer may end before it has one."""
+        """The tokens after the first; an answer may have no token at all."""
         return max(0, self.new_tokens - 1)
 
     @property
     def seconds_with_prompt(self) -> float | None:
-        """For each new token."""
+        """Total time per new token."""
         return self.total_seconds / self.new_tokens if self.new_tokens else None
 
     @property
@@ -141,7 +141,7 @@ def table(rows: Sequence[Measured]) -> str:
 
 
 def comparison(plain: Sequence[Measured], assisted: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Assisted against plain, example by example. ``first_difference`` counts from 1; None where there is none."""
+    """Assisted against plain, example by example. ``first_difference``: position from 1; None if the answers are equal."""
     return [
         {
             "prompt_length": left.prompt_length,
@@ -150,7 +150,7 @@ def comparison(plain: Sequence[Measured], assisted: Sequence[Measured]) -> list[
             "plain_tokens_per_second": left.tokens_a_second,
             "assisted_tokens_per_second": right.tokens_a_second,
             "speedup_decoding": _ratio(right.tokens_a_second, left.tokens_a_second),
-            # Token by token: where two answers part, one may be longer.
+            # Per token, since answers that differ may have different lengths.
             "speedup_total": _ratio(left.seconds_with_prompt, right.seconds_with_prompt),
             "first_difference": first_difference(left.tokens, right.tokens),
         }
@@ -189,7 +189,7 @@ def _lengths(plain: int, assisted: int) -> str:
 def totals(rows: Sequence[Measured]) -> dict[str, float | None]:
     """All examples together: decoding only, and with the prompts."""
     decoded = sum(row.decoded for row in rows)
-    # An answer of one token has no decoding, however long it took to be told of.
+    # An answer of one token has no decoding time.
     seconds = sum(row.decode_seconds for row in rows if row.decoded)
     rounds = sum(row.decode_rounds for row in rows if row.decoded)
     proposed = sum(row.proposed for row in rows)

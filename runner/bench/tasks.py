@@ -1,6 +1,6 @@
-"""What the benchmark asks: short prompts, prompts of given lengths, and beginnings of Python functions.
+"""The benchmark's prompts: short ones, ones of given lengths, and beginnings of Python functions.
 
-The older tools' ``--task quantize`` measures nothing: it stands here for ``outrider quantize``.
+``--task quantize``, as in the older tools, measures nothing and is mapped to ``outrider quantize``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.workers.models.model_info import ModelInfo
 
 TASKS = ("decode", "benchmark", "benchmark_code")
 QUANTIZE = "quantize"
-# Bits of the precisions that those tools quantised for; an algorithm alone stands for its usual ones.
+# Bits by the precision that the older tools quantised for, and (ALGORITHMS) by the algorithm if no precision is given.
 BITS = {"w4abf16": 4, "w4a8": 4, "w8a8": 8, "w8af32": 8}
 QUANTIZE_OPTIONS = ("model", "out", "calibration", "per", "wait_for_cores", "allow_pickle")
 ALGORITHMS = {"awq": 4, "gptq": 4, "rtn": 4, "auto": 4, "smoothquant": 8}
@@ -50,7 +50,7 @@ CODE = (
 SHORT_TOKENS, CODE_TOKENS, LONG_TOKENS = 30, 128, 60
 LENGTHS = (256, 512, 1024, 1968)
 TOKENS = (64, 128, 256, 512, 1024)
-# From here on a prompt's own cost is what is looked at, and the classic tables write 60 tokens.
+# From this length on the classic tables measure the prompt, and generate LONG_TOKENS tokens.
 LONG_PROMPT = 1024
 
 
@@ -61,7 +61,7 @@ class Example:
 
 
 def sizes(lengths: Sequence[int], new_tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """Prompt length and new tokens of every example of ``benchmark``; what is not given is as in the classic tables."""
+    """Prompt length and new tokens of every example of ``benchmark``; defaults are those of the classic tables."""
     return [
         (length, count)
         for length in lengths or LENGTHS
@@ -94,7 +94,7 @@ def examples(
 
 
 def quantize_options(spec: BenchSpec) -> dict[str, Any]:
-    """The options of ``outrider quantize`` for what an older tool's line asks of ``--task quantize``."""
+    """The options of ``outrider quantize`` for ``outrider bench --task quantize``."""
     from outrider.runner.quality.quantize import METHODS
 
     measuring = sorted(
@@ -115,7 +115,7 @@ def quantize_options(spec: BenchSpec) -> dict[str, Any]:
 
 
 def check_measuring(spec: BenchSpec) -> None:
-    """Refuse what only ``--task quantize`` knows."""
+    """Refuse options that only ``--task quantize`` has."""
     for name in ("algorithm", "out", "calibration"):
         if name in spec.model_fields_set:
             raise UsageError(f"--{name} is for --task quantize, --task {spec.task} makes no checkpoint: leave it out")
@@ -132,7 +132,7 @@ def _check(length: int, count: int, model_info: ModelInfo) -> None:
 
 
 def _prose(tokens: int, model_info: ModelInfo, tokenizer_process: TokenizerProcess) -> str:
-    """The bundled text, as often in a row as makes so many tokens."""
+    """The bundled text, repeated until it has at least ``tokens`` tokens."""
     text = (files("outrider.runner.bench") / "text.txt").read_text(encoding="utf-8")
     found = len(_encoded(model_info, tokenizer_process, [text])[0])
     return text * -(-tokens // max(1, found - 2))

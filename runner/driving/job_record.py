@@ -41,7 +41,7 @@ class JobRecord:
         self._partial_results = PartialResults(
             model, self.counters, self._statistics.latencies, (journal.meta("input") or {}).get("name", "line")
         )
-        self._statistics.pace.go_on(counts.done + counts.failed, self._statistics.tokens)
+        self._statistics.pace.resume(counts.done + counts.failed, self._statistics.tokens)
         self.counters.pace = self._statistics.pace
         # The job's seconds count from here: the time of loading models is not part of its speed.
         self._first_up: float | None = None

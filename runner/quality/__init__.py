@@ -1,1 +1,1 @@
-"""``outrider score`` and ``outrider quantize``: how good a model is, and a smaller one of it."""
+"""``outrider score``, ``outrider quantize`` and ``outrider merge``."""

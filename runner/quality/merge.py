@@ -1,4 +1,4 @@
-"""``outrider merge``: a model of its own out of a model and a LoRA adapter."""
+"""``outrider merge``: merges a LoRA adapter into its model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from outrider.runner.counted import counted
 from outrider.runner.options.quality import MergeSpec
 from outrider.runner.printable import printable
-from outrider.runner.quality.progress import ProgressLine
+from outrider.runner.quality.progress import StatusLine
 from outrider.runner.report.display import console
 from outrider.runner.writable import check_new_folder
 from outrider.workers.errors import ModelError, UsageError
@@ -36,7 +36,7 @@ def merge(spec: MergeSpec) -> None:
         if spec.model is not None:
             raise
         raise ModelError(f"{path / CONFIG}: its model is not found here: {error}; --model names another place") from None
-    with ProgressLine(console()) as line:
+    with StatusLine(console()) as line:
         made = merging.merge(base, adapter, spec.out.absolute(), line.show)
     replaced = f", {counted(made.replaced, 'tensor')} replaced" if made.replaced else ""
     changed = counted(made.changed, "matrix", "matrices")

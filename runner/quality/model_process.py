@@ -1,4 +1,4 @@
-"""A process of its own for work with a model that needs no Ray: pinned to free cores, and gone with its driver."""
+"""A process for work with a model without Ray (score, quantize): pinned to free cores, ended with its parent."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from outrider.runner.pool_of_one import pool_of_one
 from outrider.workers.errors import JobError, LeaseError
 
 DIED = "the process that held the model died; is there memory enough?"
-NEWS_SECONDS = 0.2
+MESSAGES_SECONDS = 0.2
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
-# In the process itself: where it says how far it is, and the cores that it holds.
-_news: Connection
+# In the process itself: the pipe for its messages, and the leases of its cores.
+_messages: Connection
 _held: Any
 
 
 class ModelProcess:
-    """Does one thing after the other; leaves nothing behind when closed."""
+    """The parent's side: calls functions in the process, one after the other."""
 
     def __init__(self, actor: PlannedActor) -> None:
-        self._news, news = multiprocessing.get_context("spawn").Pipe(duplex=False)
-        self._pool = pool_of_one(_bind_and_watch, news, actor.cores)
+        self._messages, messages = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        self._pool = pool_of_one(_bind_and_watch, messages, actor.cores)
         self.actor = actor
         self._pid = self.begin(os.getpid)()
 
@@ -44,33 +44,33 @@ class ModelProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None:
-            # Whoever is interrupted does not wait for what is under way.
+            # After an error or interrupt the call in progress is not waited for.
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def begin(
         self, function: Callable[Arguments, Answer], *arguments: Arguments.args, **options: Arguments.kwargs
-    ) -> Doing[Answer]:
+    ) -> PendingResult[Answer]:
         try:
-            return Doing(self._pool.submit(function, *arguments, **options), self._news)
+            return PendingResult(self._pool.submit(function, *arguments, **options), self._messages)
         except BrokenProcessPool as error:
             raise JobError(DIED) from error
 
 
-class Doing(Generic[Answer]):
-    """Something that is being done. To call it is to wait for what comes of it."""
+class PendingResult(Generic[Answer]):
+    """A call in the process; calling this object waits for its result."""
 
-    def __init__(self, future: Future[Answer], news: Connection) -> None:
+    def __init__(self, future: Future[Answer], messages: Connection) -> None:
         self._future = future
-        self._news = news
+        self._messages = messages
 
-    def __call__(self, hear: Callable[[Any], None] = lambda news: None) -> Answer:
-        """``hear`` gets what is told meanwhile."""
+    def __call__(self, hear: Callable[[Any], None] = lambda messages: None) -> Answer:
+        """``hear`` is called with messages of the process meanwhile."""
         while True:
-            done = bool(wait([self._future], timeout=NEWS_SECONDS).done)
-            while self._news.poll():
-                hear(self._news.recv())
+            done = bool(wait([self._future], timeout=MESSAGES_SECONDS).done)
+            while self._messages.poll():
+                hear(self._messages.recv())
             if done:
                 break
         try:
@@ -79,31 +79,31 @@ class Doing(Generic[Answer]):
             raise JobError(DIED) from error
 
 
-def tell(news: Any) -> None:
-    """In the process: to whoever waits for it."""
-    _news.send(news)
+def send_message(messages: Any) -> None:
+    """In the process: send a message to the parent."""
+    _messages.send(messages)
 
 
 def placed_process(
     sizes: ModelSizes, request: PlacementRequest, seconds: float, say: Callable[[str], None]
 ) -> ModelProcess:
-    """A process on cores that are free, waited for where others hold them, and that it holds from now on."""
+    """A process on free cores, which it leases; waits for cores that other runs hold."""
     while True:
         planned = plan_on_free_cores(sizes, request, seconds, say).actors[0]
         process = ModelProcess(planned)
         try:
             process.begin(_claim, planned.leases)()
-        except LeaseError as error:  # another run was quicker to the same cores
+        except LeaseError as error:  # another run has leased the same cores first
             process.__exit__(LeaseError, error, None)
             say(f"waiting for cores: {error}")
             continue
         return process
 
 
-def _bind_and_watch(news: Connection, cores: tuple[int, ...]) -> None:
-    global _news
-    _news = news
-    # Before torch counts them.
+def _bind_and_watch(messages: Connection, cores: tuple[int, ...]) -> None:
+    global _messages
+    _messages = messages
+    # Before torch is imported, which counts the cores.
     os.sched_setaffinity(0, cores)
     Thread(target=end_with_the_driver, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a line on a terminal that is written over, a line now and then where there is none."""
+"""The progress of score, quantize and merge: a status line on a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.runner.printable import printable
 PLAIN_LINE_SECONDS = 10.0
 
 
-class ProgressLine:
+class StatusLine:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = console.status("starting", spinner="line") if console.is_terminal else None
@@ -29,11 +29,11 @@ class ProgressLine:
             self._status.stop()
 
     def say(self, text: str) -> None:
-        """What stays."""
+        """Print a message that stays."""
         self._console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
     def show(self, text: str) -> None:
-        """What the next one replaces."""
+        """Replace the status line."""
         if self._status is not None:
             self._status.update(printable(text).replace("[", r"\["))
         elif time.monotonic() - self._last_line > PLAIN_LINE_SECONDS:

@@ -15,9 +15,9 @@ from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options.quality import QuantizeSpec
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.printable import printable
-from outrider.runner.quality.model_process import placed_process, tell
-from outrider.runner.quality.progress import ProgressLine
-from outrider.runner.quality.texts import PIECE_BYTES, Tokens, opened, texts
+from outrider.runner.quality.model_process import placed_process, send_message
+from outrider.runner.quality.progress import StatusLine
+from outrider.runner.quality.texts import PIECE_BYTES, Tokens, opened_source, texts
 from outrider.runner.report.display import console
 from outrider.runner.writable import check_new_folder
 from outrider.workers.errors import UsageError
@@ -25,7 +25,7 @@ from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.quantising.made import Made
 
 METHODS = {4: ("auto", "rtn", "awq", "gptq"), 8: ("auto", "rtn", "gptq", "smoothquant")}
-# 32 windows of 512 tokens; of a longer text they are taken from all of it, of more than so many tokens from the first.
+# Calibration uses 32 windows of 512 tokens, spread evenly over the first MOST_TOKENS tokens of the text.
 WINDOW, WINDOWS, MOST_TOKENS = 512, 32, 1 << 20
 LEAST_WINDOW = 64
 
@@ -40,26 +40,26 @@ def quantize(spec: QuantizeSpec) -> None:
         if given and spec.calibration is None:
             raise UsageError(f"{option} is about --calibration, which is not given: leave it out, or name a file")
     check_new_folder("--out", spec.out)
-    with ProgressLine(console()) as line, TokenizerProcess() as tokenizer_process:
-        card, _ = tokenizer_process.prepare_scoring(spec.model, None, line.say)
+    with StatusLine(console()) as line, TokenizerProcess() as tokenizer_process:
+        model_info, _ = tokenizer_process.prepare_scoring(spec.model, None, line.say)
         out = str(spec.out.absolute())
-        tokenizer_process.check_quantisable(card.path, out, spec.bits, spec.group)
+        tokenizer_process.check_quantisable(model_info.path, out, spec.bits, spec.group)
         windows: list[Tokens] = []
         if spec.method != "rtn":
-            windows = _windows(spec, card, tokenizer_process, line.say)
+            windows = _windows(spec, model_info, tokenizer_process, line.say)
         elif spec.calibration is not None:
             raise UsageError("--calibration: rtn rounds without any; leave it out, or choose another --method")
         asked = (spec.bits, spec.method, spec.group, tuple(windows))
-        request = (card.path, out, *asked, card.digest, spec.allow_pickle)
+        request = (model_info.path, out, *asked, model_info.digest, spec.allow_pickle)
         line.show("starting")
-        # A layer or two in float32, their Hessians and the activations: about a quarter of a checkpoint, and what all need.
-        needed = card.weight_bytes // 4 + (1 << 30)
+        # A layer or two in float32, their Hessians and activations: about a quarter of the checkpoint, and 1 GB.
+        needed = model_info.weight_bytes // 4 + (1 << 30)
         with placed_process(ModelSizes(needed), PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
             made = process.begin(_quantise, request, process.actor.cores)(line.say)
-    print(told(spec.out, made))
+    print(result_line(spec.out, made))
 
 
-def told(out: Path, made: Made) -> str:
+def result_line(out: Path, made: Made) -> str:
     how = ", ".join(f"{method} in {counted(count, 'layer')}" for method, count in made.methods.items())
     group = f" in groups of {made.group}" if made.group else ", a scale a row"
     few = (
@@ -71,20 +71,22 @@ def told(out: Path, made: Made) -> str:
 
 
 def _windows(
-    spec: QuantizeSpec, card: ModelInfo, tokenizer_process: TokenizerProcess, say: Callable[[str], None]
+    spec: QuantizeSpec, model_info: ModelInfo, tokenizer_process: TokenizerProcess, say: Callable[[str], None]
 ) -> list[Tokens]:
     if spec.calibration is None:
         say("note: no --calibration was given: calibrating on the text that comes with outrider and Python's reference")
         return evenly(
-            chain.from_iterable(_own_text(card, tokenizer_process)), card.context, "the text that comes with outrider"
+            chain.from_iterable(_own_text(model_info, tokenizer_process)),
+            model_info.context,
+            "the text that comes with outrider",
         )
-    with opened(spec.calibration, say) as source:
-        found = texts(source, spec.format, card, tokenizer_process, spec.skip_bad, say)
-        return evenly((token for text in found for piece in text for token in piece), card.context, source.name)
+    with opened_source(spec.calibration, say) as source:
+        found = texts(source, spec.format, model_info, tokenizer_process, spec.skip_bad, say)
+        return evenly((token for text in found for piece in text for token in piece), model_info.context, source.name)
 
 
 def evenly(tokens: Iterable[int], context: int, name: str) -> list[Tokens]:
-    """Windows of equal length from all of the text: as many as are wanted, or as there are."""
+    """Up to WINDOWS windows of equal length, spread evenly over the text."""
     stream = list(islice(tokens, MOST_TOKENS))
     size = min(WINDOW, context, len(stream) // 2)
     if size < LEAST_WINDOW:
@@ -94,8 +96,8 @@ def evenly(tokens: Iterable[int], context: int, name: str) -> list[Tokens]:
     return [tuple(stream[start : start + size]) for start in starts]
 
 
-def _own_text(card: ModelInfo, tokenizer_process: TokenizerProcess) -> Iterator[Tokens]:
-    """Prose of ours and Python's language reference, where it is installed."""
+def _own_text(model_info: ModelInfo, tokenizer_process: TokenizerProcess) -> Iterator[Tokens]:
+    """The tokens of the bundled text and of Python's language reference, if that is installed."""
     parts = [(files("outrider.runner.bench") / "text.txt").read_text(encoding="utf-8")]
     if find_spec("pydoc_data") is not None:
         from pydoc_data.topics import topics
@@ -103,14 +105,14 @@ def _own_text(card: ModelInfo, tokenizer_process: TokenizerProcess) -> Iterator[
         parts.append("\n\n".join(topics[name] for name in sorted(topics)))
     for part in parts:
         for start in range(0, len(part), PIECE_BYTES):
-            [tokens] = tokenizer_process.encode(card.path, [part[start : start + PIECE_BYTES]])
+            [tokens] = tokenizer_process.encode(model_info.path, [part[start : start + PIECE_BYTES]])
             if isinstance(tokens, str):
-                raise UsageError(f"{card.name}: {tokens}")
+                raise UsageError(f"{model_info.name}: {tokens}")
             yield tokens
 
 
 def _quantise(request: tuple[Any, ...], cores: tuple[int, ...]) -> Made:
-    """In the process of the model."""
+    """Runs in the model's process."""
     from outrider.workers.quantising.quantiser import Wanted, quantise
 
-    return quantise(replace(Wanted(*request), threads=len(cores)), tell)
+    return quantise(replace(Wanted(*request), threads=len(cores)), send_message)

@@ -1,4 +1,4 @@
-"""``outrider score``: perplexity of a model on a text, and how far it lies from another model or precision."""
+"""``outrider score``: a model's perplexity on a text; against another model or precision KL divergence and agreement."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from outrider.runner.options.quality import ScoreSpec
 from outrider.runner.planning.placement_request import ModelSizes, PlacementRequest
 from outrider.runner.planning.replica_memory import PROCESS_BYTES, ProcessMemory
 from outrider.runner.quality.model_process import ModelProcess, placed_process
-from outrider.runner.quality.progress import ProgressLine
-from outrider.runner.quality.texts import opened, texts
+from outrider.runner.quality.progress import StatusLine
+from outrider.runner.quality.texts import opened_source, texts
 from outrider.runner.report.display import console
 from outrider.workers.errors import JobError, UsageError
 from outrider.workers.messages import ModelSpec
@@ -23,32 +23,32 @@ from outrider.workers.models.model_memory import NO_PAIRS
 from outrider.workers.scoring.figures import Figures
 from outrider.workers.scoring.windows import USUAL, Window, pass_bytes, tokens_of_a_pass, windows_of
 
-# Windows that go to the model together: enough for passes that are full, few enough that progress is seen.
+# Tokens that go to the model's process at a time: enough for full passes, few enough to show progress.
 TOGETHER_TOKENS = 4096
 
 
 def score(spec: ScoreSpec, as_json: bool) -> None:
-    with ProgressLine(console()) as line, TokenizerProcess() as tokenizer_process:
+    with StatusLine(console()) as line, TokenizerProcess() as tokenizer_process:
         against_name = _against(spec)
-        card, against = tokenizer_process.prepare_scoring(spec.model, against_name, line.say)
-        size, stride = chunking(spec, [card] if against is None else [card, against])
-        models = [choose_target(spec, card, tokenizer_process, line.say)]
+        model_info, against = tokenizer_process.prepare_scoring(spec.model, against_name, line.say)
+        size, stride = chunking(spec, [model_info] if against is None else [model_info, against])
+        models = [choose_target(spec, model_info, tokenizer_process, line.say)]
         if against is not None:
             other = spec.model_copy(update={"precision": spec.against_precision, "cache_precision": "auto"})
             models.append(choose_target(other, against, tokenizer_process, line.say))
-        # Both in one process.
+        # One process holds both models.
         held = [
             memory_of(each, model, 1, tokenizer_process)
-            for each, model in zip((card, against), models, strict=False)
+            for each, model in zip((model_info, against), models, strict=False)
             if each is not None
         ]
-        needed = _needed(held, size, max(each.vocabulary for each in (card, against) if each is not None))
-        with opened(spec.input, line.say) as source:
-            found = texts(source, spec.format, card, tokenizer_process, spec.skip_bad, line.say)
+        needed = _needed(held, size, max(each.vocabulary for each in (model_info, against) if each is not None))
+        with opened_source(spec.input, line.say) as source:
+            found = texts(source, spec.format, model_info, tokenizer_process, spec.skip_bad, line.say)
             windows = first_tokens(
                 (window for text in found for window in windows_of(text, size, stride)), spec.most_tokens
             )
-            # An input that cannot be scored is refused before a model is loaded.
+            # The first window is read now, so that an unusable input is refused before a model is loaded.
             first = next(windows, None)
             if first is None:
                 raise UsageError(f"{source.name} holds no two tokens that follow each other: there is nothing to predict")
@@ -60,22 +60,22 @@ def score(spec: ScoreSpec, as_json: bool) -> None:
 
 
 def _needed(held: list[ProcessMemory], size: int, vocabulary: int) -> int:
-    """What the process takes that holds these models, one or two, over windows of so many tokens."""
+    """The memory of a process with these models (one or two) for windows of ``size`` tokens."""
     tokens = max(size, tokens_of_a_pass(vocabulary))
     of_models = sum(each.model.weights + each.model.working + each.model.of_rows(1, tokens) for each in held)
     return max(PROCESS_BYTES[each.engine] for each in held) + of_models + pass_bytes(len(held), vocabulary)
 
 
 def _against(spec: ScoreSpec) -> str | None:
-    """The model itself stands for the other where only another precision is asked for."""
+    """The model to compare with: --against, or the same model if only --against-precision is given."""
     if spec.against is None and spec.against_precision != "auto":
         return spec.model
     return spec.against
 
 
-def chunking(spec: ScoreSpec, cards: list[ModelInfo]) -> tuple[int, int]:
-    """How many tokens are fed together, and how far windows lie apart."""
-    shortest = min(cards, key=lambda card: card.context)
+def chunking(spec: ScoreSpec, model_infos: list[ModelInfo]) -> tuple[int, int]:
+    """The tokens of a window, and the distance between windows."""
+    shortest = min(model_infos, key=lambda model_info: model_info.context)
     size = min(USUAL, shortest.context) if spec.window is None else spec.window
     if size > shortest.context:
         raise UsageError(f"--window: {shortest.name} holds {shortest.context:,} tokens, got {size:,}; ask for fewer")
@@ -86,7 +86,7 @@ def chunking(spec: ScoreSpec, cards: list[ModelInfo]) -> tuple[int, int]:
 
 
 def first_tokens(windows: Iterator[Window], most: int | None) -> Iterator[Window]:
-    """As many windows as hold the first ``most`` scored tokens; the last of them is cut."""
+    """The windows with the first ``most`` scored tokens; the last one is cut."""
     left = most
     for window in windows:
         if left is not None and window.scored >= left:
@@ -97,7 +97,7 @@ def first_tokens(windows: Iterator[Window], most: int | None) -> Iterator[Window
 
 
 def _scored(
-    process: ModelProcess, models: list[ModelSpec], first: Window, windows: Iterator[Window], line: ProgressLine
+    process: ModelProcess, models: list[ModelSpec], first: Window, windows: Iterator[Window], line: StatusLine
 ) -> Figures:
     for note in process.begin(_open, models, process.actor.cores)():
         line.say(note)
@@ -105,7 +105,7 @@ def _scored(
     for some in _portions(first, windows):
         total += process.begin(_score, some)()
         line.show(f"scored {total.tokens:,} tokens, perplexity {total.perplexity:.4f}")
-    # Of losses that are finite the perplexity may be too large to be.
+    # The perplexity may overflow even if the loss is finite.
     if not all(map(math.isfinite, (total.loss, total.divergence, total.perplexity, total.other_perplexity))):
         raise JobError(
             "the model gives scores that are no finite numbers, or rules out what stands in the text: "
@@ -150,7 +150,7 @@ def _computed(model: ModelSpec) -> str:
     return f"{model.engine} {model.precision}{cache}"
 
 
-# In the process of the model.
+# Below: runs in the model's process.
 _scorer: Any
 
 

@@ -1,4 +1,4 @@
-"""What is scored, or calibrated on: rows in lines of JSON as ``run`` takes them, or one text in a file; as tokens."""
+"""The tokens of an input for scoring or calibration: rows in lines of JSON (as for ``run``), or a file that is one text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.runner.printable import printable
 from outrider.workers.errors import InputError, UsageError
 from outrider.workers.models.model_info import ModelInfo
 
-# A text is encoded in pieces of about so many bytes, so that it may be of any length.
+# A text is encoded in pieces of about this size, so that it may have any length.
 PIECE_BYTES = 4 << 20
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 
@@ -28,9 +28,9 @@ Tokens = tuple[int, ...]
 
 
 @contextmanager
-def opened(path: Path, say: Callable[[str], None]) -> Iterator[Source]:
-    """An input in lines; what comes through a pipe is kept for as long as it is used."""
-    # Path's own raises where a name is too long, of which open_input makes a sentence.
+def opened_source(path: Path, say: Callable[[str], None]) -> Iterator[Source]:
+    """The input's lines; a piped input is kept in a temporary file meanwhile."""
+    # Path.is_dir would raise for a name that is too long, which open_input reports in a sentence.
     if os.path.isdir(path):  # noqa: PTH112
         raise UsageError(
             f"{printable(path)} is a directory, which is no text; give a file of rows as lines of JSON, or of text"
@@ -42,7 +42,7 @@ def opened(path: Path, say: Callable[[str], None]) -> Iterator[Source]:
 
 
 def is_text(source: Source, form: str) -> bool:
-    """Whether a file is one text: by what is asked for, else by its name, else by its first character."""
+    """Whether a file is one text: by --format, else by its name, else by its first character."""
     if form != "auto":
         return form == "text"
     suffix = source.suffix.lower()
@@ -62,34 +62,34 @@ def is_text(source: Source, form: str) -> bool:
 def texts(
     source: Source,
     form: str,
-    card: ModelInfo,
+    model_info: ModelInfo,
     tokenizer_process: TokenizerProcess,
     skip_bad: bool,
     say: Callable[[str], None],
 ) -> Iterator[Iterable[Tokens]]:
-    """Every text of the input as its tokens, in pieces that follow each other. The pieces are to be taken in order."""
+    """Every text of the input as consecutive pieces of tokens, which must be consumed in order."""
     if is_text(source, form):
         if skip_bad:
             raise UsageError(
                 f"--skip-bad leaves out rows, and {source.name} is taken as one text: leave it out, or give --format jsonl"
             )
-        yield _pieces(source, card, tokenizer_process)
+        yield _pieces(source, model_info, tokenizer_process)
     else:
-        for tokens in _rows(source, card, tokenizer_process, skip_bad, say):
+        for tokens in _rows(source, model_info, tokenizer_process, skip_bad, say):
             yield (tokens,)
 
 
-def _pieces(source: Source, card: ModelInfo, tokenizer_process: TokenizerProcess) -> Iterator[Tokens]:
-    """One text; a piece ends where a line does, and only the first begins as the tokenizer begins a text."""
+def _pieces(source: Source, model_info: ModelInfo, tokenizer_process: TokenizerProcess) -> Iterator[Tokens]:
+    """The pieces of one text; each ends with a line, and only the first has the tokenizer's BOS token and the like."""
     ahead = None
     for index, text in enumerate(_decoded(source)):
-        asked = tokenizer_process.begin_to_encode(card.path, [text], continued=index > 0)
+        asked = tokenizer_process.begin_to_encode(model_info.path, [text], continued=index > 0)
         if ahead is not None:
-            yield _checked(ahead()[0], source.name, card)
+            yield _checked(ahead()[0], source.name, model_info)
         ahead = asked
     if ahead is None:
         raise UsageError(f"{source.name} holds no text, only blank lines")
-    yield _checked(ahead()[0], source.name, card)
+    yield _checked(ahead()[0], source.name, model_info)
 
 
 def _decoded(source: Source) -> Iterator[str]:
@@ -117,9 +117,9 @@ def _text(raw: bytes, name: str, lines_before: int) -> str:
 
 
 def _rows(
-    source: Source, card: ModelInfo, tokenizer_process: TokenizerProcess, skip_bad: bool, say: Callable[[str], None]
+    source: Source, model_info: ModelInfo, tokenizer_process: TokenizerProcess, skip_bad: bool, say: Callable[[str], None]
 ) -> Iterator[Tokens]:
-    """The prompts' tokens, a portion of rows at a time; the whole file is looked through before the first."""
+    """The prompts' tokens; all rows are checked before the first is encoded."""
     bad: list[str] = []
     wrong = good = 0
     for row in read_rows(source, "jsonl"):
@@ -137,22 +137,25 @@ def _rows(
         say(f"note: {wrong:,} of the rows are wrong and left out, first {bad[0]}")
     rows = (row for row in read_rows(source, "jsonl") if isinstance(row, Request))
     while some := list(islice(rows, ROWS_AT_ONCE)):
-        encoded = iter(tokenizer_process.encode(card.path, [text_of(row) for row in some if row.prompt_tokens is None]))
+        encoded = iter(
+            tokenizer_process.encode(model_info.path, [text_of(row) for row in some if row.prompt_tokens is None])
+        )
         for row in some:
             tokens = row.prompt_tokens if row.prompt_tokens is not None else next(encoded)
             try:
-                yield _checked(tokens, f"{source.name}:{row.line}", card)
+                yield _checked(tokens, f"{source.name}:{row.line}", model_info)
             except UsageError as error:
                 if not skip_bad:
                     raise
                 say(f"note: left out: {error}")
 
 
-def _checked(tokens: Tokens | str, name: str, card: ModelInfo) -> Tokens:
+def _checked(tokens: Tokens | str, name: str, model_info: ModelInfo) -> Tokens:
     if isinstance(tokens, str):
         raise UsageError(f"{name}: {tokens}")
-    if max(tokens) >= card.vocabulary:
+    if max(tokens) >= model_info.vocabulary:
         raise UsageError(
-            f"{name}: the text has the token id {max(tokens)}, which {card.name} does not know: it has {card.vocabulary}"
+            f"{name}: the text has the token id {max(tokens)}, which {model_info.name} does not know: it has "
+            f"{model_info.vocabulary}"
         )
     return tokens

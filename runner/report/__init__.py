@@ -1,1 +1,1 @@
-"""What a person sees of a job."""
+"""What a user sees of a job: live display, status, summary, report.html, traces; and the statistics behind them."""

@@ -1,7 +1,7 @@
-"""Where everything of a chart lies: pure functions. The template ``macros.html`` draws it as inline SVG.
+"""The geometry of charts: pure functions. The template ``macros.html`` draws them as inline SVG.
 
-Colours come from the page's style sheet, so that they follow light and dark. Every chart carries a title and a description,
-and every mark a tooltip; the page puts a table beside it.
+Colours come from the page's style sheet, which has a light and a dark theme. Every chart has a title and a description, and
+every mark a tooltip; the page has each chart as a table, too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ SERIES = 8
 
 
 def replica_color(replica: int) -> int:
-    """The same in every chart; the first color is for all replicas together."""
+    """A replica's color, the same in every chart; color 0 is that of all replicas together."""
     return 1 + replica % (SERIES - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """``color`` is one of the page's series, from 0."""
+    """``color``: the number of one of the page's series colors, from 0."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -66,7 +66,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLine:
-    """``area`` is the path around what lies below the line, where that is filled."""
+    """``area``: the path around the area below a filled line; "" for other lines."""
 
     name: str
     points: Sequence[Point]
@@ -104,7 +104,7 @@ class LegendEntry:
 
 
 def number(value: float) -> str:
-    """Short, for axes and tables."""
+    """A number for axes and tables, with about three digits."""
     if value == 0:
         return "0"
     if abs(value) >= 100:
@@ -181,7 +181,7 @@ def line_chart(
 def bar_chart(
     name: str, description: str, bars: Sequence[Bar], y_label: str, x_label: str, y_text: Callable[[float], str] = number
 ) -> Figure:
-    """Upright bars that share the width; where they are many, not every one is labelled."""
+    """Vertical bars that share the width; if there are many, only every n-th is labelled."""
     y_ticks = ticks(max((bar.value for bar in bars), default=0.0))
     room = (WIDTH - LEFT - RIGHT) / max(1, len(bars))
     every = max(1, math.ceil(max((len(bar.label) for bar in bars), default=1) * 7.5 / room))
@@ -201,7 +201,7 @@ def bar_chart(
 def stacked_bars(
     name: str, description: str, bars: Sequence[tuple[str, Mapping[str, float]]], colors: Mapping[str, int]
 ) -> Figure:
-    """One bar from 0 to 100% each, made of named shares."""
+    """Horizontal bars from 0 to 100%, each divided into named shares."""
     thick, gap, left = 24, 12, 92
     figure = Figure(name, description, height=4 + len(bars) * (thick + gap))
     for index, (label, shares) in enumerate(bars):

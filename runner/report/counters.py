@@ -1,4 +1,4 @@
-"""What a run of a job has done so far."""
+"""The counters of a job's run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from outrider.workers.counters import clock, counter, names
 
 @dataclass(slots=True)
 class JobCounters:
-    """What this run of the job has done so far."""
+    """The counters of this run of the job."""
 
     rows: int = 0
     done: int = 0
     failed: int = 0
-    # Of rows that have ended.
+    # Counts rows that have ended.
     tokens: int = counter("Tokens of answers")
     seconds: float = clock("Since the first replica was up")
     rounds: int = counter("Passes of the targets", from_targets=True)
@@ -31,7 +31,7 @@ class JobCounters:
     resumed_tokens: int = counter("Tokens that an earlier target had written", from_targets=True)
     read_again: int = counter("Tokens of prompts and answers that were read a second time, after a death or a stop")
     replicas_up: int = 0
-    # All replicas wait for some.
+    # Whether all replicas wait for cores.
     without_cores: bool = False
     pace: Pace = field(default_factory=Pace)
     notes: list[str] = field(default_factory=list)
@@ -41,10 +41,10 @@ class JobCounters:
             self.notes.append(text)
 
     def summed(self, earlier: Mapping[str, float]) -> dict[str, float]:
-        """What every run of the job has done together."""
+        """The sums over all runs of the job."""
         return {name: round(getattr(self, name) + earlier.get(name, 0), 3) for name in SUMMED}
 
 
-# What adds up over the runs of a job.
+# The counters that are summed over the runs of a job.
 SUMMED = names(JobCounters)
 FROM_TARGETS = names(JobCounters, lambda counter: counter.from_targets)

@@ -1,4 +1,4 @@
-"""What a person sees while a job runs, and the summary at its end."""
+"""The live display of a job, and the summary at its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEATHS = {"target": "target_deaths", "draft": "draft_deaths", "Ray": "ray_deaths
 
 
 class Watcher(Protocol):
-    """Who is told what a job does."""
+    """Receives a job's messages and counters while it runs."""
 
     def __enter__(self) -> Self: ...
 
@@ -33,14 +33,14 @@ class Watcher(Protocol):
     ) -> None: ...
 
     def say(self, text: str) -> None:
-        """A sentence that stays."""
+        """Print a message that stays."""
 
     def show(self, counters: JobCounters) -> None:
-        """How far the job is; asked many times a second."""
+        """Show the job's progress; called many times a second."""
 
 
 class Display:
-    """A live progress bar on a terminal; a line now and then where there is none."""
+    """A live progress bar on a terminal; without a terminal a line every ten seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -115,8 +115,8 @@ def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], 
     if summary.get("prompt_tokens"):
         read = summary["prompt_tokens"] / summary["seconds"] if summary["seconds"] else 0.0
         table.add_row("prompts", f"{summary['prompt_tokens']:,} tokens, {read:,.1f} tokens/s")
-    if again := read_again_words(summary):
-        table.add_row("read twice", again)
+    if read_again := read_again_words(summary):
+        table.add_row("read twice", read_again)
     accepted = f"{summary['accepted']:,} of {summary['proposed']:,} candidates"
     if summary["proposed"]:
         table.add_row("acceptance", f"{share(summary['accepted'], summary['proposed'])} ({accepted})")

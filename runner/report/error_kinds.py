@@ -1,4 +1,4 @@
-"""What the errors of failed rows say, each kind once."""
+"""The errors of failed rows, grouped by kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.runner.counted import counted
 
 MOST_KINDS = 20
 MOST_EXAMPLES = 5
-# Long messages often differ only in their ends.
+# Messages that agree up to this length are one kind.
 SAME_UP_TO = 160
 
 
@@ -24,7 +24,7 @@ class ErrorKind:
 
 
 def error_kinds(records: Iterable[str], most: int = MOST_KINDS) -> list[ErrorKind]:
-    """Errors that say the same, the most frequent first; the rare ones beyond the bound stand together."""
+    """The kinds of errors, the most frequent first; kinds beyond ``most`` are counted together."""
     found: dict[tuple[str, str], ErrorKind] = {}
     for record in records:
         entry = json.loads(record)
@@ -45,5 +45,5 @@ def error_kinds(records: Iterable[str], most: int = MOST_KINDS) -> list[ErrorKin
 
 
 def _kind(message: str) -> str:
-    """A message without its numbers, which only say where."""
+    """A message without its numbers, such as lines and token ids."""
     return re.sub(r"\d+", "#", message)[:SAME_UP_TO]

@@ -1,4 +1,4 @@
-"""How long things took, in buckets that grow by a fixed ratio: bounded, and a percentile is known to 2.5 percent."""
+"""Latencies in logarithmic buckets of ratio 1.05: bounded memory, and percentiles to within 2.5 percent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 RATIO = 1.05
-# Nothing takes less, and a bucket needs a logarithm.
+# Shorter ones count as this, since 0 has no logarithm.
 SHORTEST = 1e-6
 
 
@@ -23,7 +23,7 @@ class Latencies:
         self._buckets[math.floor(math.log(max(seconds, SHORTEST)) / math.log(RATIO))] += 1
 
     def percentile(self, share: float) -> float:
-        """The middle of the bucket in which that share of all is reached; 0 where there is nothing."""
+        """The middle of the bucket that holds this percentile; 0 without entries."""
         wanted, seen = share * self.count, 0
         for bucket in sorted(self._buckets):
             seen += self._buckets[bucket]
@@ -32,7 +32,7 @@ class Latencies:
         return 0.0
 
     def histogram(self, most: int) -> list[tuple[float, float, int]]:
-        """(from, to, count) of at most that many equal steps of the logarithm, over the range that occurred."""
+        """(from, to, count) of at most ``most`` bars of equal logarithmic width, over the range that occurred."""
         if not self._buckets:
             return []
         lowest, highest = min(self._buckets), max(self._buckets)

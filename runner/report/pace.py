@@ -1,4 +1,4 @@
-"""How fast a job has gone of late, and when it will be through by that."""
+"""A job's recent speed, and the time left at that speed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from outrider.runner.counted import counted
 
-# The past that the future is told by: long enough to hold rows of every length, short enough to notice a change.
+# Speed is measured over this time: long enough for rows of all lengths, short enough to notice a change.
 WINDOW_SECONDS = 300.0
 SECONDS_BETWEEN = 5.0
-# Fewer rows say nothing.
+# With fewer rows no time left is estimated.
 LEAST_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of ``ended`` rows in ``seconds``, each a second."""
+    """Rates per second over the last ``seconds``, in which ``ended`` rows have ended."""
 
     seconds: float
     ended: int
@@ -25,32 +25,33 @@ class Rates:
     prompt_tokens: float
 
     def left(self, pending: int) -> float | None:
-        """Seconds until all rows have ended, if those to come are like these; None where that is not known."""
+        """Estimated seconds until all rows have ended; None if unknown."""
         return pending / self.rows if self.ended >= LEAST_ROWS and self.rows else None
 
 
 class Pace:
-    """Sums over all runs of the job, at moments of the last minutes, in seconds of the job."""
+    """Points (seconds of the job, rows, tokens, prompt tokens), summed over all runs of the job, of the last minutes."""
 
     def __init__(self, kept: list[list[float]] | None = None) -> None:
         self._points = [(float(s), int(ended), int(tokens), int(prompts)) for s, ended, tokens, prompts in kept or []]
 
-    def go_on(self, ended: int, tokens: int) -> None:
-        """From so many rows: those that had ended and are done again count once more, and not against the speed.
+    def resume(self, ended: int, tokens: int) -> None:
+        """Shift the points so that a resumed job begins with these counts.
 
-        From so many tokens, too: earlier versions counted those of rows that had ended, and not what targets had written.
+        Rows that had ended but are done again are counted again, which must not lower the speed. Older versions counted
+        only the tokens of ended rows.
         """
         if self._points:
             _, last, written, _ = self._points[-1]
-            again, more = max(0, last - ended), tokens - written
-            self._points = [(now, before - again, had + more, prompts) for now, before, had, prompts in self._points]
+            repeated, more = max(0, last - ended), tokens - written
+            self._points = [(now, before - repeated, had + more, prompts) for now, before, had, prompts in self._points]
 
     def add(self, now: float, ended: int, tokens: float, prompt_tokens: float) -> None:
         point = (round(now, 3), ended, int(tokens), int(prompt_tokens))
-        # Earlier versions kept some that the job's seconds, after a kill, have not come to.
+        # Older versions kept points that are later than the job's seconds after a kill.
         while self._points and self._points[-1][0] > point[0]:
             self._points.pop()
-        # The last one moves on until it is far enough from the one before.
+        # The last point is replaced until it is SECONDS_BETWEEN after the one before it.
         if len(self._points) > 1 and self._points[-1][0] - self._points[-2][0] < SECONDS_BETWEEN:
             self._points[-1] = point
         else:
@@ -73,7 +74,7 @@ class Pace:
 
 
 def speed_words(rates: Rates | None) -> str:
-    """The same words wherever a job's speed is told."""
+    """A job's speed, for live display and status."""
     if rates is None:
         return "no speed known yet"
     rows = f"{rates.rows:,.1f}" if rates.rows >= 0.95 else f"{rates.rows:.2g}"
@@ -81,16 +82,16 @@ def speed_words(rates: Rates | None) -> str:
 
 
 def left_words(rates: Rates | None, pending: int) -> str:
-    """Time left, and what that rests on."""
+    """The time left, and the rows that the estimate is based on."""
     left = None if rates is None else rates.left(pending)
     if rates is None or left is None:
         return "time left not known yet"
-    rows = f"the {counted(rates.ended, 'row')} of the last {duration(rates.seconds)}"
-    return f"about {duration(left)} left (by {rows})"
+    rows = f"the {counted(rates.ended, 'row')} of the last {spoken_duration(rates.seconds)}"
+    return f"about {spoken_duration(left)} left (by {rows})"
 
 
-def duration(seconds: float) -> str:
-    """As one says it: two units at most."""
+def spoken_duration(seconds: float) -> str:
+    """A duration in at most two units, such as "3 h 20 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -104,5 +105,5 @@ def duration(seconds: float) -> str:
 
 
 def pace_of(statistics: dict[str, Any] | None) -> Pace:
-    """What the journal has kept."""
+    """The pace that the journal has kept."""
     return Pace((statistics or {}).get("pace"))

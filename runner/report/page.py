@@ -1,4 +1,4 @@
-"""The page of report.html: what its sections say. Pure; ``templates/`` says how they look, and nothing is fetched."""
+"""The sections of report.html. Pure; ``templates/`` has their HTML. The page loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from outrider.runner.report.series import Series
 from outrider.runner.report.statistics import COLUMNS, summary_of
 from outrider.workers.messages import OTHER_PHASE, PHASES
 
-# More lines than this say nothing; then the sum is drawn alone.
+# With more replicas only their sum is drawn.
 MOST_LINES = 6
-# A mean over hardly anything is none; what falls into an interval may be a fraction of a row's turn.
+# The fewest rows of an interval for a mean (a harvest is spread over intervals, so there are fractions).
 LEAST_ROWS = 0.05
 LATENCY_BARS = 36
 PERCENTILES = (0.5, 0.9, 0.95, 0.99)
@@ -146,18 +146,18 @@ def _throughput(job: ReportData) -> Section:
         "Committed tokens a second, over the time in which the job ran, without pauses between its runs.",
         line_chart("Throughput", "Tokens a second over the seconds of the job", lines, "tokens/s", end),
         legend([(line.name, line.color) for line in lines]) if len(lines) > 1 else (),
-        behind=Table(["middle of the interval (s)", "tokens/s"], rows),
+        chart_table=Table(["middle of the interval (s)", "tokens/s"], rows),
         table=Table(head, by_replica),
     )
 
 
 def _last(series: Series) -> float:
-    """A series reaches at least to the beginning of its last interval."""
+    """The beginning of the last interval of a series, in seconds."""
     return max(0, len(series.points) - 1) * series.interval
 
 
 def _width(series: Series, index: int, end: float) -> float:
-    """How much of an interval has been lived through; the last one is under way."""
+    """The length of an interval; the last one is not over yet."""
     return min(series.interval, end - index * series.interval)
 
 
@@ -165,14 +165,14 @@ def _speeds(series: Series, end: float) -> list[tuple[float, float]]:
     found = []
     for index, point in enumerate(series.points):
         width = _width(series, index, end)
-        # What is left of an interval that has hardly begun is no measurement.
+        # An interval that has hardly begun is left out.
         if width >= 0.2 * series.interval:
             found.append((index * series.interval + width / 2, point[COLUMNS.index("tokens")] / width))
     return found
 
 
 def _sum_of(many: Sequence[Series], end: float) -> list[tuple[float, float]]:
-    """The replicas together, in intervals as long as the longest of theirs."""
+    """The speed of all replicas together, in intervals as long as the longest of theirs."""
     together = Series(("tokens",), interval=max(one.interval for one in many))
     for one in many:
         for index, point in enumerate(one.points):
@@ -198,7 +198,7 @@ def _phases(summary: dict[str, Any]) -> Section | None:
         PHASE_MEANING,
         stacked_bars("Time by phase", "Shares of each target's time", bars[:40], PHASE_COLORS),
         legend(list(PHASE_COLORS.items())),
-        behind=Table(["", *PHASE_COLORS], rows),
+        chart_table=Table(["", *PHASE_COLORS], rows),
     )
 
 
@@ -222,7 +222,7 @@ def _acceptance(summary: dict[str, Any]) -> Section:
         bar_chart(
             "Accepted lengths", "Rounds of rows by accepted candidates", bars, "share", "accepted candidates", _percent
         ),
-        behind=Table(["accepted", "rounds of rows", "share"], rows),
+        chart_table=Table(["accepted", "rounds of rows", "share"], rows),
     )
 
 
@@ -252,7 +252,7 @@ def _candidates(job: ReportData) -> Section | None:
         f"How many candidates a row was asked for, on average over the rows that could have some.{note}",
         line_chart("k over time", "Mean number of candidates asked for", lines, "k", end),
         legend([(line.name, line.color) for line in lines]) if len(lines) > 1 else (),
-        behind=Table(["middle of the interval (s)", "replica", "k"], rows, numeric_from=2),
+        chart_table=Table(["middle of the interval (s)", "replica", "k"], rows, numeric_from=2),
     )
 
 
@@ -273,7 +273,7 @@ def _latency(job: ReportData) -> Section:
         f"From the entry of a row's answer into the batch to its end, the slowest of each row's answers; what was resumed "
         f"counts from then on. {counted(latencies.count, 'row')}; steps grow by a fixed ratio.",
         bar_chart("Latency of a row", "Rows by the time they took", bars, "rows", "time, from", number),
-        behind=Table(["time", "rows"], rows),
+        chart_table=Table(["time", "rows"], rows),
         table=Table(["", *heads], [["rows", *shares]]),
     )
 
@@ -316,7 +316,7 @@ def _what_ran(job: ReportData) -> Section:
 
 
 def _draft_numbers(job: ReportData) -> tuple[str, ...]:
-    """The engine and precision that a draft model has; where no actor has told them, nothing."""
+    """The draft's engine and precision; empty if no draft has come up."""
     paths = (actor.get("numeric_path") or {} for actor in job.pinning if actor["role"] == "draft")
     path = next(paths, {})
     return tuple(path[key] for key in ("engine", "precision") if key in path)

@@ -1,4 +1,4 @@
-"""The report's section on pinning: what each actor asked for and what it got, by core and by actor."""
+"""The report's sections on placement and layout: what each actor asked for and what it got."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from outrider.runner.report.charts import number, replica_color
 from outrider.runner.report.sections import Cell, Core, CoreUser, HostCores, Section, Table
 
-# A larger machine's cores are told in the table alone.
+# With more cores only the table is shown.
 MOST_CELLS = 512
 
 
@@ -26,7 +26,7 @@ def placement(pinning: Sequence[dict[str, Any]]) -> Section:
 
 
 def layouts(found: dict[str, dict[str, Any]]) -> Section | None:
-    """How each target and its draft share their cores, and what was measured of the other ways."""
+    """The layout that each replica took, and the measured speeds of the others."""
     names = list(dict.fromkeys(name for layout in found.values() for name in layout["rates"]))
     if not found:
         return None
@@ -59,15 +59,15 @@ def _hosts(actors: Sequence[dict[str, Any]]) -> Iterable[HostCores]:
 
 
 def _core(core: int, actors: Sequence[dict[str, Any]]) -> Core:
-    users, astray = [], False
+    users, differs = [], False
     for actor in actors:
         asked, got = core in actor["asked"]["cores"], core in actor["cores"]
         if not asked and not got:
             continue
-        astray |= asked != got
+        differs |= asked != got
         word = "" if asked and got else " asked, not got" if asked else " got, not asked"
         users.append(CoreUser(f"{actor['role']} {actor['replica']}{word}", replica_color(actor["replica"])))
-    return Core(core, users, astray)
+    return Core(core, users, differs)
 
 
 def _row(actor: dict[str, Any]) -> list[Cell]:
@@ -93,7 +93,7 @@ def _policy(actor: dict[str, Any]) -> str:
 
 
 def _pages(pages: dict[str, int]) -> str:
-    """Of the sampled pages of the weights, which share lies on which node."""
+    """The share of the weights' sampled pages on each node."""
     total = sum(pages.values())
     return ", ".join(f"node {node}: {100 * count / total:.0f}%" for node, count in pages.items()) if total else "unknown"
 

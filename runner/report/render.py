@@ -1,4 +1,4 @@
-"""The report's templates: what is put into them is escaped, and a name that they do not find is an error."""
+"""Renders the report's Jinja2 templates, with autoescape; an undefined name is an error."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def render(template: str, /, **given: object) -> str:
 
 
 def render_macro(name: str, given: object) -> str:
-    """One of macros.html, alone."""
+    """Render a single macro of macros.html."""
     return str(getattr(environment().get_template("macros.html").module, name)(given))

@@ -1,4 +1,4 @@
-"""report.html: a job in pictures, from its journal and its job.json, at any time, also while it runs."""
+"""report.html: a job in charts, from its journal and job.json, also while it runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from outrider.runner.report import statistics
 from outrider.runner.report.report_data import gather
 from outrider.workers.errors import JobError, first_line
 
-# What the journal keeps for a report alone.
+# The journal's meta entries that only reports use.
 STATISTICS = (statistics.KEY, "pinning", "layouts")
 
 
 def write_report(journal: Journal, directory: Path, running: bool, out: Path | None = None) -> Path:
-    """Into the job's directory, or another."""
-    # The page is most of the code, and only a finished job needs it.
+    """Write report.html into the job's directory, or into ``out``."""
+    # Imported here, since it is large and needed at the end of a job only.
     from outrider.runner.report.page import page
 
     path = (out or directory) / REPORT
     try:
-        # The names of files may hold bytes that are no UTF-8, which no file of text can.
+        # File names may hold bytes that are not UTF-8.
         drawn = page(gather(journal, directory, running)).encode(errors="backslashreplace").decode()
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         kept = f"{journal.path} or {directory / DESCRIPTION}"
@@ -35,7 +35,7 @@ def write_report(journal: Journal, directory: Path, running: bool, out: Path | N
 
 
 def report_of(directory: Path, out: Path | None = None) -> tuple[Path, str | None]:
-    """The same for a job that is only a directory; with what there is to tell of its job.json."""
+    """Write the report of a job directory; its path, and a note if job.json is damaged."""
     with closing(open_job(directory)) as journal:
         _, note = read_description(directory, journal)
         folder = output_folder(directory, out)
@@ -44,7 +44,7 @@ def report_of(directory: Path, out: Path | None = None) -> tuple[Path, str | Non
 
 
 def drop_damaged_statistics(journal: Journal, directory: Path) -> str | None:
-    """Before a job adds to what its journal keeps for a report: what of that cannot be read begins anew, with a note."""
+    """Before a job is resumed: drop statistics that cannot be read, and return a note about it."""
     from outrider.runner.report.page import page
 
     try:
@@ -55,7 +55,7 @@ def drop_damaged_statistics(journal: Journal, directory: Path) -> str | None:
         statistics.over_time(kept)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, JobError):
         journal.forget(STATISTICS)
-        # If it was something else, that is told now.
+        # If something else is damaged, this raises.
         page(gather(journal, directory, running=True))
         return "the statistics that the job has kept are damaged, and begin anew"
     return None

@@ -1,4 +1,4 @@
-"""All that a report is drawn from, read from a job's journal and its job.json at one moment."""
+"""The data of a report, read from a job's journal and job.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.runner.report.error_kinds import ErrorKind, error_kinds
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """What there is to say of a job at one moment."""
+    """The state of a job at one moment."""
 
     name: str
     running: bool

@@ -1,4 +1,4 @@
-"""What the sections of report.html are made of: plain values, which the templates draw and escape."""
+"""The parts of report.html's sections: plain values that the templates render."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.runner.report.charts import Figure, LegendEntry
 
-# A cell is text, or the sentences that say what an actor has not got of what it asked for (none: it has all).
+# A cell is text, or the sentences about how an actor's pinning differs from what it asked for (none: it does not).
 Cell = str | Sequence[str]
 
 
@@ -28,11 +28,11 @@ class CoreUser:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """``astray``: somebody asked for it and has it not, or has it unasked."""
+    """``differs``: an actor asked for the core and did not get it, or got it unasked."""
 
     number: int
     users: Sequence[CoreUser]
-    astray: bool
+    differs: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class HostCores:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """``behind`` is the chart as a table, shown where that is asked for; ``source`` likewise, as it stands."""
+    """``chart_table`` (the chart's values) and ``source`` (JSON) are folded until the reader opens them."""
 
     title: str
     text: str = ""
     figure: Figure | None = None
     legend: Sequence[LegendEntry] = ()
-    behind: Table | None = None
+    chart_table: Table | None = None
     hosts: Sequence[HostCores] = ()
     table: Table | None = None
     source: str = ""

@@ -1,4 +1,4 @@
-"""What happened over time, in a bounded number of intervals of equal length: they double when they become too many."""
+"""Quantities over time, in a bounded number of equal intervals, whose length is doubled when there are too many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Series:
         self._most = most
 
     def add(self, began: float, ended: float, amounts: Sequence[float]) -> None:
-        """Spread what happened between two moments evenly over the time between them."""
+        """Spread amounts evenly over the time between two moments."""
         began, ended = max(0.0, began), max(0.0, began, ended)
         while ended >= self.interval * self._most:
             self._double()
@@ -48,7 +48,7 @@ class Series:
 
     @classmethod
     def restored(cls, columns: Sequence[str], record: dict[str, Any], most: int = MOST_POINTS) -> Series:
-        """What ``record`` gave; a column that was not there yet is empty so far."""
+        """The series of a ``record``; a column that an older version lacked is 0."""
         series = cls(columns, most, record["interval"])
         places = [record["columns"].index(name) if name in record["columns"] else None for name in columns]
         series.points = [[0.0 if place is None else point[place] for place in places] for point in record["points"]]

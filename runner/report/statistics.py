@@ -1,6 +1,6 @@
-"""What the replicas of a job have spent and gained, over all its runs: sums by replica, a series over time, latencies.
+"""A job's statistics over all its runs: sums by replica, series over time, latencies, pace.
 
-It is kept in the journal, a few times a minute, so that a resumed job goes on with it.
+The journal keeps them (every five seconds), so that a resumed job continues them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from outrider.workers.messages import LONGEST_COUNTED, OTHER_PHASE, PHASES, Targ
 
 KEY = "account"
 SECONDS_BETWEEN_SAVES = 5.0
-# Where rows have ended and are written anyway.
+# With a transaction that is written anyway, for rows that have ended.
 SECONDS_BETWEEN_SAVES_WITH_ROWS = 1.0
-# What is kept over time.
+# The counters that are kept over time.
 COLUMNS = names(TargetCounters, lambda counter: counter.over_time)
-# Points of all replicas together, so that the record stays small.
+# The most points of all replicas' series together, so that the record stays small.
 MOST_POINTS_TOGETHER = 6400
 SUMS = names(TargetCounters)
 IN_SUMMARY = names(TargetCounters, lambda counter: counter.in_summary)
-# Names that counters have in the journals of older jobs.
+# Counters' names in journals of older versions, and their present names.
 RENAMED = {
     "runners_up_held": "runners_up_accepted",
     "corrected_held": "corrected_right",
@@ -33,7 +33,7 @@ RENAMED = {
 
 
 class JobStatistics:
-    """``now`` is always in seconds of the job: its runs one after another, without the pauses between them."""
+    """``now`` is always in seconds of the job: the time that it has run, without pauses between its runs."""
 
     def __init__(self, kept: dict[str, Any] | None, replicas: int) -> None:
         kept = kept or {}
@@ -52,11 +52,11 @@ class JobStatistics:
             self._series[int(name)] = Series.restored(COLUMNS, replica["series"], self._most)
 
     def started(self, replica: int, now: float) -> None:
-        """A target begins, and its counters with it."""
+        """A target has come up; its counters begin at 0."""
         self._before[replica] = (now, TargetCounters())
 
     def observe(self, replica: int, counters: TargetCounters, now: float) -> None:
-        """A target's counters so far."""
+        """Add what a target's counters have gained since the last call."""
         before, known = self._before.get(replica, (now, TargetCounters()))
         self._before[replica] = (now, counters)
         sums = self._sums.setdefault(replica, dict.fromkeys(SUMS, 0.0))
@@ -69,18 +69,18 @@ class JobStatistics:
 
     @property
     def tokens(self) -> int:
-        """What targets have written, of rows under way too."""
+        """The tokens that targets have generated, including those of rows in progress."""
         return int(sum(sums["tokens"] for sums in self._sums.values()))
 
     def due(self, now: float, seconds: float = SECONDS_BETWEEN_SAVES) -> bool:
-        """Whether it is time to keep it again: it has not been kept for so long."""
+        """Whether the last save was at least ``seconds`` ago; if so, a save is assumed to follow."""
         if now - self._saved < seconds:
             return False
         self._saved = now
         return True
 
     def record(self) -> dict[str, Any]:
-        """All there is, for the journal."""
+        """The statistics as the journal keeps them."""
         return {
             "accepted_lengths": self._lengths,
             "latencies": self.latencies.record(),
@@ -111,7 +111,7 @@ def summary_of(record: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def shares(sums: dict[str, float]) -> dict[str, float]:
-    """Which part of the targets' time went where; ``other`` is their own bookkeeping."""
+    """The targets' time by phase, as shares; ``other``: their bookkeeping."""
     seconds = sums["seconds"]
     found = {phase: _ratio(sums[f"{phase}_seconds"], seconds) for phase in PHASES}
     return {**found, OTHER_PHASE: round(max(0.0, 1.0 - sum(found.values())), 4) if seconds else 0.0}

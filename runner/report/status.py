@@ -1,4 +1,4 @@
-"""What a job's journal says of it at this moment: for ``outrider status``, in the words of the live display."""
+"""A job's status by its journal, for ``outrider status``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Status:
     failures: list[ErrorKind]
 
     def lines(self, running: bool | None) -> Iterator[str]:
-        """Everything but the numbers of rows."""
+        """The status in lines, without the numbers of rows."""
         speed = f"{speed_words(self.rates)}{accepted_words(self.totals)}"
         if self.counts.pending and running is not False:
             yield f"{speed}, {left_words(self.rates, self.counts.pending)}"
         elif self.rates is not None:
             yield speed
-        if again := read_again_words(self.totals):
-            yield f"read twice: {again}"
+        if read_again := read_again_words(self.totals):
+            yield f"read twice: {read_again}"
         if self.waiting_again:
             yield f"to be run again: {counted(self.waiting_again, 'row')} that had failed"
         if self.failures:
@@ -41,7 +41,7 @@ class Status:
             yield from (f"  {line}" for line in failure_lines(self.failures))
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs; a speed that is not known is null."""
+        """The status for ``--json``; unknown values are null."""
         rates = self.rates
         left = None if rates is None or not self.counts.pending else rates.left(self.counts.pending)
         return {

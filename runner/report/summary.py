@@ -11,7 +11,7 @@ from outrider.runner.report.counters import JobCounters
 
 
 def summarize(journal: Journal) -> dict[str, Any]:
-    """What all runs of the job have done so far."""
+    """The summary over all runs of the job so far."""
     counts = journal.counts()
     summary: dict[str, Any] = {
         "rows": counts.rows,
@@ -24,7 +24,7 @@ def summarize(journal: Journal) -> dict[str, Any]:
 
 
 class Summary:
-    """The same with attributes; docs/jobs.md says what each is."""
+    """The summary with its keys as attributes (described in docs/jobs.md)."""
 
     rows: int
     done: int

@@ -1,4 +1,4 @@
-"""What speculation came to, in lines for the terminal."""
+"""The summary's lines about speculation, for the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 40
 
 
 def speculation_lines(summary: dict[str, Any], over_time: Sequence[dict[str, Any]]) -> Iterable[tuple[str, str]]:
-    """Name and value of each line; nothing of candidates where none were proposed."""
+    """Name and value of each line; no lines about candidates if none were proposed."""
     lengths = summary["accepted_lengths"]
     if sum(lengths):
         rate = f"{summary['tokens_per_round']:.2f}"
@@ -57,7 +57,7 @@ def histogram(lengths: Sequence[int]) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A bar a value, or a value for each of ``width`` parts of them: the highest is full, and zero is the lowest."""
+    """One character per value, or per mean of one of ``width`` parts; the highest value is a full bar."""
     if len(values) > width:
         edges = [len(values) * part // width for part in range(width + 1)]
         values = [sum(values[left:right]) / (right - left) for left, right in pairwise(edges)]

@@ -16,13 +16,13 @@ from typing import Any, TextIO
 from outrider.workers.errors import UsageError
 from outrider.workers.messages import Trace
 
-# About 60 MB; Perfetto opens that within seconds. What comes later is counted, and cut.
+# About 60 MB, which Perfetto opens within seconds. Later slices are only counted.
 MOST_SLICES = 500_000
-# The driver's own events, deaths among them, have room even then.
+# The driver's own events (deaths, say) have a limit of their own.
 MOST_EVENTS = 100_000
 DRIVER = 1
 TRACKS = {"target": 1, "draft": 2}
-# What the tokens of a slice are.
+# The meaning of a slice's tokens.
 TOKENS = {
     "decide": "candidates wanted",
     "ask": "candidates asked for",
@@ -35,7 +35,7 @@ OFFSET_TRIES = 5
 
 
 class TraceFile:
-    """Written as the job goes, so that memory does not grow with it. Without a path, nothing is kept."""
+    """Written while the job runs, so that memory does not grow. Without a path nothing is kept."""
 
     def __init__(self, path: Path | None, most_slices: int = MOST_SLICES, most_events: int = MOST_EVENTS) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class TraceFile:
         self._offsets: dict[tuple[int, str], int] = {}
         self._replicas: set[int] = set()
         self._stream: TextIO | None = None
-        # Why it ends before its end.
+        # Why the file ends early.
         self._broken: str | None = None
         if path is not None:
             try:
@@ -58,12 +58,12 @@ class TraceFile:
             self._name(DRIVER, 1, "driver", "driver")
 
     def align(self, replica: int, role: str, ask: Callable[[], float]) -> None:
-        """Learn how this actor's clock differs from ours; a host's processes share one, and then it does not."""
+        """Measure the offset of an actor's clock (0 on the same host)."""
         if self.enabled:
             self._offsets[replica, role] = clock_offset(ask)
 
     def actor(self, replica: int, role: str, trace: Trace) -> None:
-        """What an actor's timeline has gained."""
+        """Write new slices of an actor."""
         if not self.enabled:
             return
         self._announce(replica)
@@ -91,7 +91,7 @@ class TraceFile:
             )
 
     def event(self, name: str, replica: int | None = None, role: str = "", **args: Any) -> None:
-        """Something that the driver did or saw now; with a role it is drawn on that actor's own track."""
+        """Write an event of the driver at this moment; with a role it is drawn on that actor's track."""
         if not self.enabled or not self._events_left:
             return
         self._events_left -= 1
@@ -105,7 +105,7 @@ class TraceFile:
         self._write({"name": name, "ph": "i", "s": "p" if role else "t", **place, "ts": moment, "args": args})
 
     def close(self) -> str | None:
-        """End the file. What is to be said of it: where it lies, or what it lacks."""
+        """End the file; a sentence about where it is, or what it lacks."""
         if self._stream is None:
             return None if self._broken is None else f"{self.path} ends early: {self._broken}"
         lost = {"cut": self._cut, "dropped": self._dropped}
@@ -126,7 +126,7 @@ class TraceFile:
         return f"{self.path} holds {self._slices:,} slices; open it at ui.perfetto.dev"
 
     def set_aside(self) -> str | None:
-        """Make room for the trace of the same job begun anew. What is to be said if there is none."""
+        """Rename the file before the same job begins anew with another one; a sentence if that fails."""
         if self.path is None:
             return None
         numbered = (self.path.with_stem(f"{self.path.stem}.{number}") for number in itertools.count(1))
@@ -154,7 +154,7 @@ class TraceFile:
             self._write({"name": kind, "ph": "M", "pid": process, "tid": track, "args": value})
 
     def _write(self, event: dict[str, Any]) -> None:
-        """A full disk is no reason to end a job: nothing is traced from there on, and ``close`` says so."""
+        """Write an event. On a full disk tracing stops, not the job, and ``close`` says so."""
         if self._stream is None:
             return
         try:
@@ -162,7 +162,7 @@ class TraceFile:
         except OSError as error:
             self._broken, self.enabled = error.strerror or str(error), False
             stream, self._stream = self._stream, None
-            with suppress(OSError):  # what it still holds finds no room either
+            with suppress(OSError):  # there is no room for its buffer either
                 stream.close()
 
 
@@ -171,15 +171,15 @@ def _process(replica: int) -> int:
 
 
 def clock_offset(ask: Callable[[], float], tries: int = OFFSET_TRIES) -> int:
-    """How far another process's clock is ahead of ours, in nanoseconds, by the quickest of a few exchanges.
+    """The offset of another process's clock in nanoseconds, by the fastest of a few exchanges.
 
-    A difference that the exchange itself explains is none: one host has one clock.
+    0 if the offset is within the exchange's own time, as it is on the same host.
     """
     best, offset = float("inf"), 0.0
     for _ in range(tries):
         before = time.perf_counter()
-        there = ask()
+        other = ask()
         after = time.perf_counter()
         if after - before < best:
-            best, offset = after - before, there - (before + after) / 2
+            best, offset = after - before, other - (before + after) / 2
     return 0 if abs(offset) <= best / 2 else round(offset * 1e9)

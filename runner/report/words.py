@@ -1,4 +1,4 @@
-"""Words that a live display, a summary and ``outrider status`` share."""
+"""Phrases that live display, summary and ``outrider status`` share."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def share(part: float, whole: float) -> str:
 
 
 def accepted_words(totals: Mapping[str, Any]) -> str:
-    """The share of candidates that were accepted, to follow a speed; empty where there were none."""
+    """The share of accepted candidates, to follow a speed; "" without candidates."""
     proposed = totals.get("proposed", 0)
     return f", {share(totals.get('accepted', 0), proposed)} accepted" if proposed else ""
 
 
 def read_again_words(totals: Mapping[str, Any]) -> str:
-    """What deaths and stops have cost; empty where they have not."""
-    if not (again := int(totals.get("read_again", 0))):
+    """The tokens that were prefilled twice because of deaths and stops; "" if there are none."""
+    if not (twice := int(totals.get("read_again", 0))):
         return ""
     all_read = int(totals.get("prompt_tokens", 0)) + int(totals.get("resumed_tokens", 0))
-    return f"{again:,} tokens of prompts and answers ({share(again, max(again, all_read))} of all that was read)"
+    return f"{twice:,} tokens of prompts and answers ({share(twice, max(twice, all_read))} of all that was read)"
 
 
 def failure_lines(kinds: Sequence[ErrorKind]) -> Iterable[str]:
-    """Failed rows by what they say."""
+    """A line for each kind of error of failed rows."""
     for kind in kinds:
         examples = ", ".join(map(short, kind.examples)) + (", …" if kind.rows > len(kind.examples) else "")
         yield printable(f"{kind.rows:,} × {kind.message} ({kind.code}: {examples})")

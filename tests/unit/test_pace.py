@@ -14,7 +14,7 @@ from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.report import statistics
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies
-from outrider.runner.report.pace import Pace, Rates, duration, left_words, speed_words
+from outrider.runner.report.pace import Pace, Rates, left_words, speed_words, spoken_duration
 from outrider.runner.report.status import status_of
 from outrider.runner.report.words import accepted_words
 from outrider.workers.messages import Harvest, PartialTokens, RowResult, TargetCounters
@@ -70,7 +70,7 @@ def test_rows_that_are_done_again_have_not_slowed_the_job_down() -> None:
     """As those that `outrider retry` puts back: what the job has kept counts them as ended."""
     pace = Pace([[900.0, 1500, 1500, 7500], [1200.0, 2000, 2000, 10_000]])
     before = pace.rates()
-    pace.go_on(1600, 2000)
+    pace.resume(1600, 2000)
     assert pace.rates() == before
     pace.add(1210.0, 1610, 2010, 10_050)
     rates = pace.rates()
@@ -78,16 +78,16 @@ def test_rows_that_are_done_again_have_not_slowed_the_job_down() -> None:
     assert rates.left(390) == pytest.approx(390 * 310 / 510)
     kept = pace.record()
     for ended in (1610, 1700):  # the journal may know of more rows than was kept of the speed
-        pace.go_on(ended, 2010)
+        pace.resume(ended, 2010)
     assert pace.record() == kept
-    Pace().go_on(5, 5)
+    Pace().resume(5, 5)
 
 
 def test_tokens_that_were_counted_otherwise_are_no_speed() -> None:
     """Earlier versions kept those of rows that had ended, which were fewer than the targets had written, or more."""
     for written in (1500, 9000):
         pace = Pace([[900.0, 15, 1500, 7500], [1200.0, 20, 2000, 10_000]])
-        pace.go_on(20, written)
+        pace.resume(20, written)
         pace.add(1210.0, 20, written + 400, 10_000)
         rates = pace.rates()
         assert rates is not None and rates.tokens == pytest.approx(900 / 310)
@@ -127,7 +127,7 @@ def test_it_says_what_it_rests_on() -> None:
     ],
 )  # fmt: skip
 def test_durations_are_said_as_people_do(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert spoken_duration(seconds) == words
 
 
 def test_moments_that_a_killed_run_has_not_come_to_are_dropped() -> None:

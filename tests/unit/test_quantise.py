@@ -668,7 +668,7 @@ def test_what_cannot_be_is_one_sentence(tmp_path: Path, changes: dict[str, Any],
 
 def test_what_was_made_is_told() -> None:
     made = Made({"awq+gptq": 1, "gptq": 31}, 4.5, 32, 3_900_000_000)
-    assert quantize_module.told(Path("out"), made) == (
+    assert quantize_module.result_line(Path("out"), made) == (
         "out: 3.9 GB, 4.50 bits a rounded weight in groups of 32; awq+gptq in 1 layer, gptq in 31 layers"
     )
 

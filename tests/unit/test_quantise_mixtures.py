@@ -303,7 +303,7 @@ def test_a_mixture_whose_experts_are_one_matrix_is_refused_by_name(tmp_path: Pat
 
 def test_how_many_experts_few_tokens_came_to_is_told() -> None:
     made = Made({"gptq": 48}, 4.5, 32, 16_900_000_000, 37, 6144)
-    assert quantize_module.told(Path("out"), made) == (
+    assert quantize_module.result_line(Path("out"), made) == (
         "out: 16.9 GB, 4.50 bits a rounded weight in groups of 32; gptq in 48 layers; 37 of 6,144 experts were calibrated "
         "on other tokens, too: few came to them"
     )

@@ -28,7 +28,7 @@ from outrider.runner.planning.replica_memory import ProcessMemory
 from outrider.runner.quality import score as score_module
 from outrider.runner.quality import texts as texts_module
 from outrider.runner.quality.score import chunking, first_tokens
-from outrider.runner.quality.texts import opened, texts
+from outrider.runner.quality.texts import opened_source, texts
 from outrider.workers.engines.hf_rows import HfRowEngine
 from outrider.workers.errors import InputError, JobError, UsageError
 from outrider.workers.messages import ModelSpec
@@ -186,7 +186,7 @@ class LetterTokenizer:
 
 def read(path: Path, form: str = "auto", skip_bad: bool = False) -> list[list[tuple[int, ...]]]:
     tokenizer_process: Any = LetterTokenizer()
-    with opened(path, print) as source:
+    with opened_source(path, print) as source:
         return [list(pieces) for pieces in texts(source, form, MODEL_INFO, tokenizer_process, skip_bad, print)]
 
 
@@ -196,7 +196,9 @@ def written(tokens: tuple[int, ...]) -> str:
 
 def test_notes_say_which_of_two_models_they_are_about(tmp_path: Path) -> None:
     spec = ModelSpec(str(tmp_path), "native", "fp32", threads=1)
-    opened = [SimpleNamespace(notes=[note], engine=SimpleNamespace(vocabulary=7)) for note in ("slower", "not cached")]
+    opened = [
+        SimpleNamespace(notes=[note], engine=SimpleNamespace(vocabulary=7)) for note in ("slower", "not cached")
+    ]
     with mock.patch.object(scorer_module, "open_model", side_effect=opened):
         assert Scorer(spec, spec).notes == ["slower", "--against: not cached"]
 
