@@ -196,9 +196,7 @@ def written(tokens: tuple[int, ...]) -> str:
 
 def test_notes_say_which_of_two_models_they_are_about(tmp_path: Path) -> None:
     spec = ModelSpec(str(tmp_path), "native", "fp32", threads=1)
-    opened = [
-        SimpleNamespace(notes=[note], engine=SimpleNamespace(vocabulary=7)) for note in ("slower", "not cached")
-    ]
+    opened = [SimpleNamespace(notes=[note], engine=SimpleNamespace(vocabulary=7)) for note in ("slower", "not cached")]
     with mock.patch.object(scorer_module, "open_model", side_effect=opened):
         assert Scorer(spec, spec).notes == ["slower", "--against: not cached"]
 
