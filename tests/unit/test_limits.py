@@ -12,7 +12,7 @@ import pytest
 
 from outrider.runner.hosts import limits
 from outrider.runner.hosts.limits import check_limits
-from outrider.runner.job_child import Told
+from outrider.runner.job_child import EventWriter
 from outrider.runner.options.job import JobSpec
 from outrider.runner.run_job import run_job
 from outrider.workers.errors import JobError
@@ -89,7 +89,7 @@ def test_a_job_is_told_at_once_how_many_it_needs(tmp_path: Path, monkeypatch: py
     for (draft, replicas), needed in asked.items():
         spec = JobSpec(input=tmp_path / "in.txt", out=tmp_path / "job", draft=draft, replicas=replicas or None)
         with pytest.raises(JobError) as refused:
-            run_job(spec, Told(2))
+            run_job(spec, EventWriter(2))
         assert f"can be started here, and a job needs {needed} at least: " in str(refused.value)
     assert not (tmp_path / "job").exists()
 
