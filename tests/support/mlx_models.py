@@ -22,11 +22,9 @@ MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 
 def words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Rows of codes as one number of many bits each, the first code lowest, cut into words."""
-    rows = []
-    for row in codes.tolist():
-        number = sum(code << (bits * place) for place, code in enumerate(row))
-        rows.append(np.frombuffer(number.to_bytes(bits * len(row) // 8, "little"), np.uint32))
-    return torch.from_numpy(np.stack(rows))
+    places = torch.arange(bits)
+    taken = ((codes[..., None] >> places) & 1).to(torch.uint8).flatten(1)
+    return torch.from_numpy(np.packbits(taken.numpy(), axis=1, bitorder="little").view(np.uint32))
 
 
 def affine(bits: int, group: int = 32, dtype: torch.dtype = torch.bfloat16) -> Callable[[str, torch.Tensor], Packed]:
