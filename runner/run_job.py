@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +139,8 @@ def _least_actors(spec: JobSpec) -> int:
     """The least number of actors that the options allow: whether the model has a draft of its own is not known yet."""
     named = split_draft(spec.draft)[0] not in (AUTO, MODEL, LOOKUP, SUFFIX, NONE)
     has_draft = named and spec.draft_tokens != 0
-    return (spec.replicas or 1) * (1 + has_draft)
+    # More replicas than cores find no place, as the plan says: threads of 4,096 were started for minutes before it could.
+    return min(spec.replicas or 1, len(os.sched_getaffinity(0))) * (1 + has_draft)
 
 
 def _run_held(spec: JobSpec, directory: Path, display: Watcher, retry_failed: bool) -> dict[str, Any]:

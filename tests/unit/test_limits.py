@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -79,12 +80,14 @@ def test_a_job_is_told_at_once_how_many_it_needs(tmp_path: Path, monkeypatch: py
     """Whoever raised the limit to the 138 that were asked for first was then asked for 166."""
     (tmp_path / "in.txt").write_text("a prompt\n")
     monkeypatch.setattr(limits, "_startable", lambda count: min(count, 60))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
     asked = {
         ("auto", 0): "138, or 166 with a draft model,",
         ("none", 0): "138, or 166 with a draft model,",
         ("some/draft+suffix", 0): "166",
         ("some/draft", 2): "222",
         ("lookup", 2): "166",
+        ("none", 4096): "194",
     }
     for (draft, replicas), needed in asked.items():
         spec = JobSpec(input=tmp_path / "in.txt", out=tmp_path / "job", draft=draft, replicas=replicas or None)
