@@ -232,7 +232,10 @@ class World:
     def client(self, key: str = KEY) -> Iterator[openai.OpenAI]:
         # Without TLS no list of certificates need be read, 20 ms for each client.
         plain = openai.DefaultHttpxClient(verify=False)
-        with self.served() as url, openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=plain) as client:
+        with (
+            self.served() as url,
+            openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=plain) as client,
+        ):
             yield client
 
 
