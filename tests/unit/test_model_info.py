@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from fake_hub import CONFIG, FOREIGN, PUBLISHED, SHARDS, Hub
 from huggingface_hub import constants, errors
 from safetensors.numpy import save_file
+from second_user import as_guest, only_root
 from transformers import GenerationConfig
 
 from outrider.workers.errors import ModelError
@@ -247,6 +250,21 @@ def test_paths_that_do_not_exist_are_not_looked_for_on_the_hub(name: str) -> Non
 def test_paths_that_cannot_exist() -> None:
     assert message("~nobody-of-that-name/x").startswith('the model directory "~nobody-of-that-name/x" does not exist')
     assert message("/" + "x" * 5000) == f'the model directory "/{"x" * 79}" does not exist: File name too long'
+
+
+@only_root
+def test_a_directory_of_another_user_is_not_said_to_lack_anything() -> None:
+    """As where a colleague's home holds the model."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "closed").mkdir(mode=0o700)
+        (folder / "closed/inside").mkdir()
+        for asked, said in (
+            (folder / "closed", f"{folder}/closed/config.json cannot be read: Permission denied"),
+            (folder / "closed/inside", f'the model directory "{folder}/closed/inside" may not be looked into by this user'),
+        ):
+            assert as_guest(partial(message, asked)) == repr(said)
 
 
 def test_a_file_is_no_directory_of_a_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -328,6 +330,42 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(model: Path, cache: Path
         "the next start packs them again (OUTRIDER_CACHE names another folder)",
     )
     assert_holds(packed, load_file(model / "model.safetensors"))
+
+
+def test_a_cache_that_may_not_be_looked_into_costs_a_warning(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's, for himself alone. (Root, who may run this, may look into all.)"""
+    refusal = PermissionError(errno.EACCES, "Permission denied")
+
+    def refused(path: Any, *more: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{cache}/"):
+            raise refusal
+        return stat(path, *more, **options)
+
+    cache.mkdir()
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", refused)
+    monkeypatch.setattr(packed_cache, "store", mock.Mock(side_effect=refusal))
+    assert load(model).notes == (
+        f"packed weights were not cached in {cache}: Permission denied; "
+        "the next start packs them again (OUTRIDER_CACHE names another folder)",
+    )
+
+
+def test_a_user_without_a_home_is_told_of_that(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of the device that stands for it."""
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("OUTRIDER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    assert load(model).notes == (
+        "packed weights were not cached, since this user has no home; the next start packs them again "
+        "(OUTRIDER_CACHE names a folder)",
+    )
 
 
 def test_processes_of_the_same_number_store_the_same_weights_at_once(

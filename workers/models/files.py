@@ -133,8 +133,12 @@ def sync(path: Path) -> None:
 
 def read_json(path: Path, longest: int = LONGEST_CONFIGURATION) -> dict[str, Any]:
     """The JSON object in a file."""
-    if not os.path.lexists(path):
-        raise ModelError(f"{path.parent} has no {path.name}: is this a language model's directory?")
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(f"{path.parent} has no {path.name}: is this a language model's directory?") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     descriptor = open_ordinary(path)
     with os.fdopen(descriptor, "rb") as stream:
         try:

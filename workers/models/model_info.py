@@ -105,6 +105,8 @@ def find(name: str, fetch: bool = True) -> Path:
             return path
         if path.is_symlink() and not path.exists():
             raise ModelError(f'the model directory "{name[:80]}" does not exist: it is a link to nowhere, or to itself')
+    except PermissionError:
+        raise ModelError(f'the model directory "{name[:80]}" may not be looked into by this user') from None
     except OSError as error:  # a name too long
         raise ModelError(f'the model directory "{name[:80]}" does not exist: {error.strerror}') from None
     except RuntimeError as error:  # a home that nobody has

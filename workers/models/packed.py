@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def load_packed(
     memory = packer.allocate(size)
     notes: list[str] = []
     cached = False
-    if file.is_file():
+    if os.path.isfile(file):  # noqa: PTH113  (Path.is_file raises where a cache of another user's may not be looked into)
         try:
             packed_cache.load(file, key, memory.view, threads, progress)
             cached = True
@@ -127,7 +128,10 @@ def load_packed(
             packed_cache.store(file, key, memory.view, threads)
         except OSError as error:
             notes.append(
-                f"packed weights were not cached in {file.parent}: {error.strerror or error}; "
+                "packed weights were not cached, since this user has no home; the next start packs them again "
+                "(OUTRIDER_CACHE names a folder)"
+                if file.parent == packed_cache.NOWHERE
+                else f"packed weights were not cached in {file.parent}: {error.strerror or error}; "
                 "the next start packs them again (OUTRIDER_CACHE names another folder)"
             )
     for note in notes:
