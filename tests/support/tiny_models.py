@@ -665,6 +665,23 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"first_k_dense_replace": 1, "num_hidden_layers": 3, "v_head_dim": 8}
         | _rope("yarn", **YARN),
     ),
+    "deepseek-v32": (
+        "deepseek_v32",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
+        | {"first_k_dense_replace": 1, "num_hidden_layers": 3, "attention_bias": True}
+        | {"index_topk": 128, "index_n_heads": 8, "index_head_dim": 48}
+        | _rope("yarn", **YARN),
+    ),
+    "glm-moe-dsa": (
+        "glm_moe_dsa",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "v_head_dim": 24}
+        | {"first_k_dense_replace": 1, "num_hidden_layers": 3, "n_shared_experts": 2, "rms_norm_eps": 0.1}
+        | {"index_topk": 128, "index_n_heads": 8, "index_head_dim": 48, "index_topk_freq": 2},
+    ),
     "axk1": (
         "axk1",
         MIXTURE

@@ -191,6 +191,38 @@ def test_what_olmo_hybrid_does_not_do_is_refused(change: dict[str, Any], sentenc
         build_program(said_by_transformers("olmo-hybrid") | change, Format.BF16)
 
 
+@pytest.mark.parametrize("name", ["deepseek-v32", "glm-moe-dsa"])
+def test_rows_in_which_a_token_sees_some_of_those_before_it_are_refused(name: str, tmp_path: Path) -> None:
+    path = save_tiny(name, tmp_path)
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    check_weights(str(path), "native")
+    file.write_text(json.dumps(config | {"index_topk": 127}))
+    sentence = r'rows of up to 128 tokens where a token sees 127 .* write "max_position_embeddings": 127 for those'
+    with pytest.raises(ModelError, match=sentence):
+        check_weights(str(path), "native")
+    file.write_text(json.dumps(config | {"index_topk": 127, "max_position_embeddings": 127}))
+    check_weights(str(path), "native")
+    # What chooses them is passed over, and nothing else.
+    rewritten(path, lambda tensors: tensors | {"model.layers.1.self_attn.other.weight": torch.zeros(4, 4)})
+    with pytest.raises(ModelError, match=r"self_attn\.other\.weight., which no part of this model asks for"):
+        check_weights(str(path), "native")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layer_types": ["full_attention"] * 3}, 'does not know "layer_types"'),
+        ({"q_lora_rank": None}, 'does not know "q_lora_rank": null'),
+        ({"rope_interleave": False}, 'does not know "rope_interleave": False'),
+        ({"mlp_bias": True}, 'does not know "mlp_bias": True'),
+    ],
+)
+def test_what_deepseek_v3_2_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("deepseek-v32") | change, Format.BF16)
+
+
 def test_mimo_s_window_by_its_makers_count() -> None:
     config = said_by_transformers("mimo-v2-flash")
     theirs = {key: value for key, value in config.items() if key != "sliding_window"} | {"sliding_window_size": 6}

@@ -18,7 +18,12 @@ from outrider.workers.models.families.latent import BEHIND_EXPERTS, BY_HEADS, CO
 from outrider.workers.models.formats.keeping import AsItComes, EightBitFloats
 from outrider.workers.models.formats.mlx import Mlx
 from outrider.workers.models.formats.mlx_families import FIRST_HEAD
-from outrider.workers.models.formats.unexpected_tensors import behind_the_last, of_shared_keys, refuse_unexpected
+from outrider.workers.models.formats.unexpected_tensors import (
+    behind_the_last,
+    of_indexers,
+    of_shared_keys,
+    refuse_unexpected,
+)
 from outrider.workers.models.head_checkpoint import lay_out_head
 from outrider.workers.models.heads import read_head
 from outrider.workers.models.tied_head import has_untied_head
@@ -100,7 +105,8 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
         program = _with_whole_norms(program)
     asked = {name for source in sources for name in checkpoint.parts(source)}
     left = set(checkpoint.names) - asked
-    left = {name for name in left if not behind_the_last(name, values) and not of_shared_keys(name, values)}
+    passed_over = (behind_the_last, of_shared_keys, of_indexers)
+    left = {name for name in left if not any(is_so(name, values) for is_so in passed_over)}
     if values.get("model_type") == "axk1":  # layers without experts have that norm, too, for nothing
         left = {name for name in left if not name.endswith(f".{BEHIND_EXPERTS}.weight")}
     refuse_unexpected(left, quantised)

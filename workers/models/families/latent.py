@@ -174,6 +174,45 @@ def glm4_moe_lite(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixture(sizes, experts)))
 
 
+def deepseek_v32(config: Config, begin: Begin) -> Program:
+    """DeepSeek V3 for rows in which every token sees all those before it: what would choose among them is passed over."""
+    return _of_short_rows(config, begin, _sizes(config, layers=61, ffn=18432, heads=128), (8, 4), (1536, 128, 128))
+
+
+def glm_moe_dsa(config: Config, begin: Begin) -> Program:
+    for unused in ("indexer_types", "index_topk_freq", "index_topk_pattern", "index_skip_topk_offset"):
+        config.get(unused)
+    sizes = _sizes(config, layers=78, ffn=12288, heads=64, epsilon=1e-5)
+    return _of_short_rows(config, begin, sizes, (1, 1), (2048, 192, 256))
+
+
+def _of_short_rows(
+    config: Config, begin: Begin, sizes: Sizes, groups: tuple[int, int], usual: tuple[int, int, int]
+) -> Program:
+    """``groups`` and ``usual`` (the rank of queries, a head's columns without rope, its values) where nothing is said."""
+    seen = config.size("index_topk", 2048)
+    if sizes.context > seen:
+        raise config.unknown(
+            f'rows of up to {sizes.context} tokens where a token sees {seen} of them ("index_topk"); it runs rows of up to '
+            f'{seen}: write "max_position_embeddings": {seen} for those',
+            hf="does",
+        )
+    for unused in ("index_head_dim", "index_n_heads"):
+        config.get(unused)
+    for key, always in (("rope_interleave", True), ("mlp_bias", False), ("topk_method", "noaux_tc")):
+        config.only(key, always)
+    config.only("layer_types", ["indexed_attention"] * sizes.layers)
+    _check_experts(config, "sigmoid")
+    sparse = sparse_layers(config, sizes.layers, config.whole("first_k_dense_replace", 3))
+    shared, router = config.size("n_shared_experts", 1), deepseek_router(config, scale=2.5, groups=groups)
+    count = config.size("num_experts", config.size("n_routed_experts", config.get("num_local_experts", 256)))
+    experts = deepseek_experts(config, count, 8, 2048, shared, router, sparse.__getitem__)
+    latent = _latent(config, sizes, query_rank=usual[0], plain=usual[1], value=usual[2])
+    if not latent.query_rank:
+        raise config.unknown('"q_lora_rank": null')
+    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixture(sizes, experts)))
+
+
 def youtu(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=32, ffn=6144, heads=16)
     config.get("embedding_initializer_range")  # of training

@@ -61,6 +61,11 @@ def of_shared_keys(name: str, values: Mapping[str, Any]) -> bool:
     return layers - shared <= int(found[1] or found[2]) < layers
 
 
+def of_indexers(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether it chooses what a token sees (DeepSeek V3.2's, GLM-5's), where rows are so short that it sees everything."""
+    return values.get("model_type") in ("deepseek_v32", "glm_moe_dsa") and ".self_attn.indexer." in name
+
+
 def refuse_unexpected(names: Iterable[str], quantised: bool) -> None:
     """Of the names of tensors that no part of the model asks for. A head among them says what the embedding says
     (tied_head.py)."""
