@@ -240,14 +240,16 @@ class Builder:
         precision: Format | None = None,
         scale: float = 1.0,
         cap: float = 0.0,
+        output: Slice | None = None,
     ) -> Slice:
-        """``activation(x W^T + b) * scale + residual``, the matrices stacked: their outputs lie side by side in the result.
+        """``activation(x W^T + b) * scale + residual``, the matrices stacked: their outputs lie side by side in the result,
+        or in ``output`` where that is given.
 
         Without ``biases`` all of b is ``shift``. ``cap`` (0: none) bounds what is scaled softly: cap * tanh(y / cap); of
         the activation CLIP it is the bound.
         """
         _check_columns(x.width, matrices)
-        output = self._buffer(sum(matrix.count for matrix in matrices))
+        output = output or self._buffer(sum(matrix.count for matrix in matrices))
         if biases and len(biases) != len(matrices):
             raise ValueError(f"{len(biases)} biases for {len(matrices)} matrices")
         first = 0
@@ -419,19 +421,22 @@ class Builder:
         heads: int,
         kv_heads: int,
         epsilon: float = 1e-6,
+        most: float = 1.0,
     ) -> Slice:
         """The gated delta rule, in fp32: a state of each head goes from token to token, which no truncation brings back.
 
-        ``gates`` are b and a of all heads, ``decay`` and ``shift`` what checkpoints call A_log and dt_bias. The inputs are
-        overwritten.
+        ``gates`` are b and a of all heads, ``decay`` and ``shift`` what checkpoints call A_log and dt_bias; a and ``shift``
+        may have a number for each row of a head's state. beta is at ``most`` so large. The inputs are overwritten.
         """
         size, columns = query.width // kv_heads, value.width // heads
         if columns % 16 or heads % kv_heads or (query.width, value.width) != (kv_heads * size, heads * columns):
             raise ValueError(f"the delta rule with {heads}/{kv_heads} heads over {query.width} and {value.width} columns")
+        if (gates.width, shift.count) not in ((2 * heads, heads), (heads * (1 + size), heads * size)):
+            raise ValueError(f"the delta rule with {heads} heads of {size} rows, {gates.width} gates")
         output = self._buffer(value.width)
         numbers = (self._vector([decay]), self._vector([shift]))
         op = Op(Kind.DELTA, query, key, value, gates, output, *numbers, heads=heads, kv_heads=kv_heads, head_size=size)
-        self._ops.append(replace(op, epsilon=epsilon, scale=size**-0.5))
+        self._ops.append(replace(op, epsilon=epsilon, scale=size**-0.5, cap=0.0 if most == 1.0 else most))
         return output
 
     def scan(

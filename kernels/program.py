@@ -250,6 +250,10 @@ class Slice:
     offset: int
     width: int
 
+    def overlaps(self, other: Slice) -> bool:
+        same = self.buffer == other.buffer
+        return same and self.offset < other.offset + other.width and other.offset < self.offset + self.width
+
     def part(self, offset: int, width: int) -> Slice:
         if offset < 0 or width < 1 or offset + width > self.width:
             raise ValueError(f"columns {offset}..{offset + width} of a slice that has {self.width}")
@@ -309,6 +313,11 @@ class Op:
         return self.kv_heads == 1 and key.buffer == value.buffer and value.width < key.width and ends
 
     @property
+    def decays(self) -> int:
+        """Of OUTER_PRODUCTS: the decays of a token, one for each head, or for each row of its state."""
+        return self.residual.width - self.heads if self.kind is Kind.DELTA else self.heads
+
+    @property
     def parts(self) -> int:
         """Of OUTER_PRODUCTS: into how many parts the heads are divided, each of which keeps its key of a token."""
         if self.kind is Kind.DELTA:
@@ -340,23 +349,28 @@ class Program:
         """
         routers: set[int] = set()
         heads: set[int] = set()
-        writer: dict[int, int] = {}
-        before: dict[int, int] = {}
+        # Of each slice that holds something: the weight that it was made with.
+        made: dict[Slice, int] = {}
+        before: dict[int, set[int]] = {}
+
+        def makers(part: Slice) -> set[int]:
+            return {weight for slice, weight in made.items() if slice.overlaps(part)}
+
         for op in self.ops:
             if op.kind is Kind.LINEAR:
-                before[op.weight] = writer[op.input.buffer]
+                before[op.weight] = makers(op.input)
             if op.kind is Kind.ROUTE:
-                routers.add(writer[op.input.buffer])
+                routers |= makers(op.input)
             elif op.kind is Kind.GATE and op.key.width == 1:
-                routers.add(writer[op.key.buffer])
-            elif op.kind in OUTER_PRODUCTS:
-                routers.add(writer[op.residual.buffer])
+                routers |= makers(op.key)
             elif op.kind is Kind.HEADS:
                 heads |= set(range(op.weight, op.weight + op.heads))
-            elif op.kind is Kind.BLEND:
-                # Of its coefficients, and of what these are made from.
-                routers |= {coefficients := writer[op.key.buffer], before.get(coefficients, -1)}
-            writer[op.output.buffer] = op.weight
+            elif op.kind is Kind.BLEND or op.kind in OUTER_PRODUCTS:
+                # Of its coefficients, or gates, and of what these are made from.
+                coefficients = makers(op.key if op.kind is Kind.BLEND else op.residual)
+                routers |= coefficients.union(*(before.get(weight, ()) for weight in coefficients))
+            made = {slice: weight for slice, weight in made.items() if not slice.overlaps(op.output)}
+            made[op.output] = op.weight
         return all(
             weight.table
             or weight.format.integer

@@ -263,11 +263,12 @@ def _delta(op: Op, query: Array, key: Array, value: Array, gates: Array, decay: 
         for x in (x.reshape(count, op.kv_heads, op.head_size) for x in (query, key))
     )
     values = value.reshape(count, op.heads, -1)
-    rates = 1 / (1 + np.exp(-gates[:, : op.heads]))
-    kept = np.exp(-np.exp(decay[: op.heads]) * np.logaddexp(0, gates[:, op.heads :] + shift[: op.heads]))
+    rates = np.float32(op.cap or 1.0) / (1 + np.exp(-gates[:, : op.heads]))
+    steps = np.logaddexp(0, gates[:, op.heads :] + shift[: op.decays]).reshape(count, op.heads, -1)
+    kept = np.exp(-np.exp(decay[: op.heads])[:, None] * steps)
     state, result = np.zeros((op.heads, op.head_size, values.shape[2])), np.empty_like(values)
     for token in range(count):
-        state = state * kept[token, :, None, None]
+        state = state * kept[token, :, :, None]
         read = np.einsum("hij,hi->hj", state, keys[token])
         change = (values[token] - read) * rates[token, :, None]
         state = state + keys[token, :, :, None] * change[:, None]

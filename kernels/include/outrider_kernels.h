@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library of another number. */
-#define OUTRIDER_ABI 31
+#define OUTRIDER_ABI 32
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -108,7 +108,8 @@ enum outrider_operation {
   OUTRIDER_BLEND =
       23, /* out = vectors, each the sum of in's vectors times coefficients of the token's own, key, + residual */
   OUTRIDER_MATCH = 24, /* out = in's vectors, each made as long as key, + residual */
-  OUTRIDER_SCAN = 25   /* Mamba 2's selective scan: in = C, key = B, value = x, residual = dt; writes over value and residual */
+  OUTRIDER_SCAN =
+      25 /* Mamba 2's selective scan: in = C, key = B, value = x, residual = dt; writes over value and residual */
 };
 
 enum outrider_activation {
@@ -207,10 +208,11 @@ typedef struct outrider_quantised {
  *   SPREAD     in, out, weight: a vector of token ids, each once. The logits of tokens that it has not are -1e30
  *   CONVOLVE   in, out, weight: [columns, taps] an fp32 table, the last tap is the token's own; key, value (absent: 1), bias,
  *              activation
- *   DELTA      in, key [kv_heads, head_size], value, out [heads, columns: a multiple of 16]; residual [2, heads]: b, then a; each key head is
+ *   DELTA      in, key [kv_heads, head_size], value, out [heads, columns: a multiple of 16]; residual: b of all heads, then a; each key head is
  *              that of heads / kv_heads heads. Queries and keys become unit vectors (epsilon), queries times scale. Of a head a state
- *              [head_size, columns] goes from token to token: decay = exp(-exp(weight) * softplus(a + bias)), beta = sigmoid(b),
- *              state = state * decay; state += key ((value - state^T key) * beta)^T; out = state^T query
+ *              [head_size, columns] goes from token to token: decay = exp(-exp(weight) * softplus(a + bias)), beta = sigmoid(b) (times
+ *              cap, where that is not 0), state = state * decay; state += key ((value - state^T key) * beta)^T; out = state^T query.
+ *              a and bias may be one number for each head, or one for each row of its state (residual [heads, 1 + head_size])
  *   SCAN       in, key [kv_heads, head_size], value, out [heads, columns: a multiple of 16]; residual [heads]; weight: A_log of all heads,
  *              then D; bias: one for each head. Heads share keys as of DELTA. step = softplus(residual + bias), decay = exp(-exp(A_log) *
  *              step); state = state * decay + key (value * step)^T; out = state^T in + D * value

@@ -184,7 +184,8 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
     });
   };
   const bool every_token = op.kind == OUTRIDER_EMBED || op.kind == OUTRIDER_POSITION || op.kind == OUTRIDER_CONVOLVE ||
-                           op.kind == OUTRIDER_DELTA || op.kind == OUTRIDER_SCAN || (op.kind == OUTRIDER_ATTENTION && !reads_only());
+                           op.kind == OUTRIDER_DELTA || op.kind == OUTRIDER_SCAN ||
+                           (op.kind == OUTRIDER_ATTENTION && !reads_only());
   refuse(behind && every_token,
          "embeddings, attention that fills a cache and recurrent states work on all positions, and come before select");
   refuse(behind && op.kind == OUTRIDER_ATTENTION && (holds_selected(op.key) || holds_selected(op.value)),
@@ -318,16 +319,17 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
     case OUTRIDER_DELTA:
     case OUTRIDER_SCAN: {
       const int numbers = op.kind == OUTRIDER_SCAN ? 2 : 1;  // for each head: A_log, and of a scan D
+      const int decays = op.heads * (decays_by_row(op) ? op.head_size : 1);
       refuse(op.heads < 1 || op.kv_heads < 1 || op.heads % op.kv_heads || op.head_size < 1,
              "heads with a state must be a multiple of the key heads");
-      refuse(!weight || !bias || !is_vector(*weight, numbers * op.heads) || !is_vector(*bias, op.heads),
+      refuse(!weight || !bias || !is_vector(*weight, numbers * op.heads) || !is_vector(*bias, decays),
              "decays are fp32 vectors, one number a head");
       if (status != OUTRIDER_OK) break;
       refuse(op.out.width % (op.heads * kLanes), "heads with a state have values of a multiple of 16 columns");
       check(op.in, op.kv_heads * op.head_size, "queries");
       check(op.key, op.kv_heads * op.head_size, "keys");
       check(op.value, op.out.width, "values");
-      check(op.residual, (op.kind == OUTRIDER_SCAN ? 1 : 2) * op.heads, "gates");
+      check(op.residual, op.kind == OUTRIDER_SCAN ? op.heads : op.heads + decays, "gates");
       check(op.out, op.out.width, "what is read of a state");
       refuse(op.out.buffer == op.in.buffer || op.out.buffer == op.key.buffer || op.out.buffer == op.value.buffer ||
                  op.out.buffer == op.residual.buffer,

@@ -299,6 +299,7 @@ static inline int64_t attention_scratch(int head_size, int value_size) {
 // A head's state, [rows, columns]: after the pending updates, each state = state * decay + key delta^T, what a token with a key makes
 // of it. Delta takes the place of the token's value, and out is what its query reads of the state that has been updated with it:
 //   delta_rule  delta = (value - decay * state^T key) * factor, out = decay * state^T query + (key query) delta
+//   delta_rule_by_row  the same, with a decay for each row of the state
 //   scan        delta = value * factor, out = decay * state^T query + (key query) delta + skip * value
 struct StateStep {
   const float *from;
@@ -306,9 +307,10 @@ struct StateStep {
   int32_t rows, columns;
   int32_t pending;
   const float *const *keys, *const *deltas;  // of the pending updates
-  const float *decays;
-  const float *key, *query;  // or null: no token
-  float decay, factor, skip;
+  const float *const *decays;                // one each, or [rows]
+  const float *key, *query;                  // or null: no token
+  const float *decay;
+  float factor, skip;
   float *value, *out;
 };
 
@@ -388,6 +390,7 @@ struct Kernels {
   // x / sqrt(x x + epsilon) * scale.
   void (*unit_vector)(const float *x, float epsilon, float scale, float *out, int width);
   void (*delta_rule)(const StateStep &step);
+  void (*delta_rule_by_row)(const StateStep &step);
   void (*scan)(const StateStep &step);
   // Whether `linear` can multiply a weight in pairs of channels (linear_pairs.inc), and what it needs for that, for one tile of it.
   // Null where it never does.

@@ -120,7 +120,7 @@ struct Pass {
   void step_states(const outrider_op &op, size_t index, int thread);
   void step_heads(const outrider_op &op, const FeedState &feed, int32_t part, int thread) const;
   float scan_step(const outrider_op &op, int32_t head, float dt) const;
-  float delta_decay(const outrider_op &op, int32_t head, double rate, float a) const;
+  float delta_decay(const outrider_op &op, int32_t number, double rate, float a) const;
   double decay_rate(const outrider_op &op, int32_t head) const;
   float number_of(int32_t weight, int32_t index) const;
   void hand_out(const outrider_op &op, int thread) const;

@@ -116,34 +116,41 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
     for (int32_t t = 0; t < feed.count; ++t) work(feed.first_token + t);
     for (int32_t b = feed.first_branch; b < feed.end_branch; ++b) work(branches[static_cast<size_t>(b)].token);
   };
-  if (!scans) each_token([&](int64_t token) {
-    engine.kernels->unit_vector(key_of(token), op.epsilon, 1.0f, key_of(token), size);
-    engine.kernels->unit_vector(query_of(token), op.epsilon, op.scale, query_of(token), size);
-  });
-  const auto step_state = scans ? engine.kernels->scan : engine.kernels->delta_rule;
+  if (!scans)
+    each_token([&](int64_t token) {
+      engine.kernels->unit_vector(key_of(token), op.epsilon, 1.0f, key_of(token), size);
+      engine.kernels->unit_vector(query_of(token), op.epsilon, op.scale, query_of(token), size);
+    });
+  const bool by_row = decays_by_row(op);
+  const int32_t decays_each = by_row ? size : 1;
+  const auto step_state = scans    ? engine.kernels->scan
+                          : by_row ? engine.kernels->delta_rule_by_row
+                                   : engine.kernels->delta_rule;
   for (int32_t head = part * part_heads; head < (part + 1) * part_heads; ++head) {
     const double rate = decay_rate(op, head);
     const auto delta_of = [&](int64_t token) { return at(op.value, token) + head * columns; };
     // Of the delta rule beta, of a scan the token's step.
     const auto factor_of = [&](int64_t token) -> float & { return at(op.residual, token)[head]; };
-    const auto decay_of = [&](int64_t token) {
-      if (!scans) return at(op.residual, token)[op.heads + head];
-      return static_cast<float>(exponential_of(*engine.kernels, -rate * static_cast<double>(factor_of(token))));
+    // Those of the delta rule stand behind its factors; that of a scan is made from the step, where it is asked to be.
+    const auto decays_of = [&](int64_t token, float *of_scan) -> const float * {
+      if (!scans) return at(op.residual, token) + op.heads + head * decays_each;
+      *of_scan = static_cast<float>(exponential_of(*engine.kernels, -rate * static_cast<double>(factor_of(token))));
+      return of_scan;
     };
     each_token([&](int64_t token) {
       float &factor = factor_of(token);
       if (scans) {
         factor = scan_step(op, head, factor);
-      } else {
-        float &decay = at(op.residual, token)[op.heads + head];
-        decay = delta_decay(op, head, rate, decay);
-        factor = engine.kernels->logistic(factor);
+        return;
       }
+      float *const decay = at(op.residual, token) + op.heads + head * decays_each;
+      for (int32_t i = 0; i < decays_each; ++i) decay[i] = delta_decay(op, head * decays_each + i, rate, decay[i]);
+      factor = engine.kernels->logistic(factor);
+      if (op.cap != 0.0f) factor *= op.cap;
     });
     float *const state = row.state.data() + place.state + head * head_state;
     float *const aside = engine.attention.as<float>() + thread * engine.most_attention;
-    const float *keys[kMostPending], *deltas[kMostPending];
-    float decays[kMostPending];
+    const float *keys[kMostPending], *deltas[kMostPending], *decays[kMostPending];
     StateStep step{};
     step.from = state;
     step.rows = size;
@@ -152,10 +159,10 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
     step.deltas = deltas;
     step.decays = decays;
     step.skip = scans ? number_of(op.weight, op.heads + head) : 0.0f;
-    const auto put_off = [&](const float *key, const float *update, float factor) {
+    const auto put_off = [&](const float *key, const float *delta, const float *decay) {
       keys[step.pending] = key;
-      deltas[step.pending] = update;
-      decays[step.pending++] = factor;
+      deltas[step.pending] = delta;
+      decays[step.pending++] = decay;
     };
     // Takes a snapshot where there is to be one behind so many tokens, and moves the row's state on.
     const auto reach = [&](int32_t tokens) {
@@ -171,7 +178,7 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       step.from = state;
       step.pending = 0;
     };
-    const auto read = [&](int64_t token, float decay, float *to) {
+    const auto read = [&](int64_t token, const float *decay, float *to) {
       step.to = to;
       step.key = key_of(token);
       step.query = query_of(token);
@@ -183,19 +190,27 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
     };
     for (int32_t i = 0; i < kept; ++i) {
       const float *const input = input_at(i), *const update = input + parts * size;
-      put_off(input + part * size, update + head * columns, update[op.value.width + head]);
+      put_off(input + part * size, update + head * columns, update + op.value.width + head * decays_each);
       reach(i + 1);
     }
+    float latest = 0.0f;  // the decay of a scan's token before, which is pending while this one's is made
     for (int32_t t = 0; t < feed.count; ++t) {
       const int64_t token = feed.first_token + t;
-      const float decay = decay_of(token);
+      float own;
+      const float *decay = decays_of(token, &own);
       float *const to = kept + t < row.moves ? state : aside;
       read(token, decay, to);
       step.from = to;
       step.pending = 0;
       for (int32_t b = feed.first_branch; b < feed.end_branch; ++b)
-        if (const Branch &branch = branches[static_cast<size_t>(b)]; branch.instead == token)
-          read(branch.token, decay_of(branch.token), nullptr);
+        if (const Branch &branch = branches[static_cast<size_t>(b)]; branch.instead == token) {
+          float of_branch;
+          read(branch.token, decays_of(branch.token, &of_branch), nullptr);
+        }
+      if (scans) {
+        latest = own;
+        decay = &latest;
+      }
       put_off(key_of(token), delta_of(token), decay);
       reach(kept + t + 1);
     }
@@ -207,13 +222,15 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       const float *const before = from < kept ? input_at(from) + parts * size : nullptr;
       memmove(update + head * columns, before ? before + head * columns : delta_of(token),
               sizeof(float) * static_cast<size_t>(columns));
-      update[op.value.width + head] = before ? before[op.value.width + head] : decay_of(token);
+      float *const decay_to = update + op.value.width + head * decays_each;
+      float of_token;
+      memmove(decay_to, before ? before + op.value.width + head * decays_each : decays_of(token, &of_token),
+              sizeof(float) * static_cast<size_t>(decays_each));
     }
   }
   for (int32_t i = row.moves ? 0 : kept; i < all - row.moves; ++i) {
     const int32_t from = i + row.moves;
-    memmove(input_at(i) + part * size,
-            from < kept ? input_at(from) + part * size : key_of(feed.first_token + from - kept),
+    memmove(input_at(i) + part * size, from < kept ? input_at(from) + part * size : key_of(feed.first_token + from - kept),
             sizeof(float) * static_cast<size_t>(size));
   }
 }
@@ -231,8 +248,8 @@ double Pass::decay_rate(const outrider_op &op, int32_t head) const {
 }
 
 // exp(-rate * softplus(a + bias)), in float64. What is no number stays none, for whoever looks for it.
-float Pass::delta_decay(const outrider_op &op, int32_t head, double rate, float a) const {
-  const float shifted = a + number_of(op.bias, head);
+float Pass::delta_decay(const outrider_op &op, int32_t number, double rate, float a) const {
+  const float shifted = a + number_of(op.bias, number);
   if (!(shifted - shifted == 0.0f)) return shifted - shifted;
   return static_cast<float>(exponential_of(*engine.kernels, -rate * softplus(static_cast<double>(shifted))));
 }

@@ -79,7 +79,8 @@ int32_t Engine::plan_recurrence() {
     one.input = recurrence.input_size;
     if (has_matrices(op)) {
       const int64_t head = static_cast<int64_t>(op.head_size) * (op.out.width / op.heads);
-      one.input_size = int64_t{parts_of(op)} * op.head_size + op.value.width + op.heads;
+      one.input_size = int64_t{parts_of(op)} * op.head_size + op.value.width +
+                       int64_t{op.heads} * (decays_by_row(op) ? op.head_size : 1);
       one.state_size = op.heads * head;
       most_attention = std::max(most_attention, head);
       recurrence.taken_back = kTakenBackOfMatrices;

@@ -29,6 +29,9 @@ constexpr int32_t kMostHeadParts = 16;
 // Whether an operation's state is a matrix for each head, to which every token adds the product of its key and another vector.
 inline bool has_matrices(const outrider_op &op) { return op.kind == OUTRIDER_DELTA || op.kind == OUTRIDER_SCAN; }
 
+// Of the delta rule: whether every row of a state has a decay of its own, not all of a head the same.
+inline bool decays_by_row(const outrider_op &op) { return op.kind == OUTRIDER_DELTA && op.residual.width != 2 * op.heads; }
+
 // Of such an operation: into how many parts the heads are divided. Threads work on different parts, so each keeps its key of a token.
 int32_t parts_of(const outrider_op &op);
 

@@ -259,7 +259,7 @@ def test_programs_that_make_no_sense_are_refused() -> None:
     op = ops[at]
     for changed, sentence in [
         (replace(op, weight=op.bias), "decays are fp32 vectors"),
-        (replace(op, residual=replace(op.residual, width=12)), "gates has 12 columns instead of 6"),
+        (replace(op, residual=replace(op.residual, width=5)), "gates has 5 columns instead of 6"),
         (replace(op, key=replace(op.key, width=20)), "keys has 20 columns instead of 40"),
         (replace(op, output=replace(op.value)), "an operation with a state cannot write into what it reads"),
     ]:

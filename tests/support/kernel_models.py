@@ -282,14 +282,17 @@ def _convolution(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) ->
 
 
 def _delta_net(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
-    """Four heads of values for two of keys, of other sizes."""
-    heads, kv_heads, size, columns, width = 4, 2, 20, 80, shape.width
+    """Four heads of values for two of keys, of other sizes; in the last layer one for each, and decays by row."""
+    last = at.startswith(str(shape.layers - 1))
+    heads, kv_heads, size, columns, width = 4, 4 if last else 2, 20, 80, shape.width
+    decays = heads * size if last else heads
     mixed = 2 * kv_heads * size + heads * columns
     y = builder.linear(h, [Tensor(at + "mixed", (mixed, width))])
     y = builder.convolve(y, Tensor(at + "taps", (mixed, 1, shape.taps)), activation=Activation.SILU)
-    gates = builder.linear(h, [Tensor(at + "gates", (2 * heads, width))], precision=Format.FP32)
+    gates = builder.linear(h, [Tensor(at + "gates", (heads + decays, width))], precision=Format.FP32)
     query, key, value = y.split(kv_heads * size, kv_heads * size, heads * columns)
-    numbers: dict[str, Any] = dict(decay=Tensor(at + "decay", (heads,)), shift=Tensor(at + "shift.bias", (heads,)))
+    numbers: dict[str, Any] = dict(decay=Tensor(at + "decay", (heads,)), shift=Tensor(at + "shift.bias", (decays,)))
+    numbers |= dict(most=2.0) if last else {}
     y = builder.delta(query, key, value, gates, heads=heads, kv_heads=kv_heads, **numbers)
     builder.head_norm(y, Tensor(at + "norm of heads", (columns,)), heads=heads, epsilon=1e-6)
     z = builder.linear(h, [Tensor(at + "z", (heads * columns, width))])

@@ -22,7 +22,7 @@ GROUP, BLOCK = 32, 32
 Packed = tuple[Tensors, torch.Tensor]
 # What quantising tools leave as it is, in the layers: routers, norms, convolutions, gates of one row.
 PLAIN = re.compile(
-    r"norm|\.router\b|(mlp|_moe|feed_forward|mixer)\.gate\b|\.gate\.wg\b|shared_expert_gate|conv\.conv|conv1d|in_proj_(ba|a|b)\b"
+    r"norm|\.router\b|(mlp|_moe|feed_forward|mixer)\.gate\b|\.gate\.wg\b|shared_expert_gate|conv\.conv|conv1d|in_proj_(ba|a|b)\b|\.[ab]_proj\b"
 )
 
 

@@ -425,7 +425,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo-hybrid-open": (
         "olmo_hybrid",
         DELTA
-        | {"linear_allow_neg_eigval": False, "pad_token_id": 0, "num_hidden_layers": 2, "tie_word_embeddings": True}
+        | {"pad_token_id": 0, "num_hidden_layers": 2, "tie_word_embeddings": True}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "linear_conv_kernel_dim": 3}
         | {"linear_num_key_heads": None, "linear_num_value_heads": None, "linear_key_head_dim": 16}
         | {"linear_value_head_dim": 16},
@@ -596,6 +596,21 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | NEMOTRON_H
         | {"n_routed_experts": 5, "moe_intermediate_size": 40, "norm_topk_prob": False, "use_conv_bias": False}
         | {"moe_shared_expert_intermediate_size": 56, "layers_block_type": ["linear_attention", "moe", "full_attention"]},
+    ),
+    "kimi-linear": (
+        "kimi_linear",
+        MIXTURE
+        | LATENT
+        | {
+            "num_experts": 8,
+            "num_experts_per_token": 3,
+            "moe_intermediate_size": 40,
+            "num_expert_group": 4,
+            "topk_group": 2,
+        }
+        | {"num_hidden_layers": 4, "linear_num_heads": 3, "linear_head_dim": 32, "linear_conv_kernel_dim": 3}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}
+        | {"q_lora_rank": None, "num_shared_experts": 2, "model_max_length": 128},
     ),
     "glm4-moe": (
         "glm4_moe",

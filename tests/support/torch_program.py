@@ -180,11 +180,12 @@ def _delta(op: Op, query, key, value, gates, decay, shift) -> torch.Tensor:
         for x in (x.view(len(query), op.kv_heads, op.head_size) for x in (query, key))
     )
     values = value.view(len(query), op.heads, -1)
-    rates, kept = gates[:, : op.heads].sigmoid(), gates[:, op.heads :] + shift
-    kept = (-decay.exp() * torch.nn.functional.softplus(kept)).exp()
+    rates, kept = gates[:, : op.heads].sigmoid() * (op.cap or 1.0), gates[:, op.heads :] + shift
+    steps = torch.nn.functional.softplus(kept).view(len(query), op.heads, -1)
+    kept = (-decay.exp()[:, None] * steps).exp()
     state, result = torch.zeros(op.heads, op.head_size, values.shape[2]), []
     for token in range(len(query)):
-        state = state * kept[token, :, None, None]
+        state = state * kept[token, ..., None]
         change = (values[token] - torch.einsum("hij,hi->hj", state, keys[token])) * rates[token, :, None]
         state = state + keys[token, :, :, None] * change[:, None]
         result.append(torch.einsum("hij,hi->hj", state, queries[token] * op.scale).flatten())

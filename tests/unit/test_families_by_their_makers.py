@@ -181,7 +181,6 @@ def test_olmo_hybrid_s_convolutions_are_as_wide_as_what_they_read(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"linear_allow_neg_eigval": True}, '"linear_allow_neg_eigval": true; the hf engine does'),
         ({"layer_types": ["linear_attention"] * 4}, 'cannot follow "layer_types"'),
         ({"rope_parameters": {"rope_theta": 500.0, "rope_type": "longrope"}}, "does not know the rope type 'longrope'"),
     ],
@@ -299,3 +298,22 @@ def test_llama_4_s_factors_begin_a_position_before_each_step(change: dict[str, A
     """log(1 + floor((position + 1) / 6)), of the layers without rope alone."""
     ops = [op for op in build_program(said_by_transformers("llama4") | change, Format.BF16).ops if op.kind is Kind.SCALE]
     assert [(op.window, op.integer) for op in ops] == [(6, 1)] * 2
+
+
+def test_kimi_linear_by_its_makers_names() -> None:
+    said = said_by_transformers("kimi-linear")
+    written = {key: value for key, value in said.items() if not key.startswith("linear_") and key != "layer_types"}
+    nested = {"head_dim": 32, "num_heads": 3, "short_conv_kernel_size": 3, "full_attn_layers": [2], "kda_layers": [1, 3, 4]}
+    makers = written | {"linear_attn_config": nested, "head_dim": 72, "mla_use_nope": True, "moe_layer_freq": 1}
+    found, expected = (build_program(config, Format.BF16) for config in (makers, said))
+    assert found.digest() == expected.digest()
+    for change, sentence in (
+        ({"linear_attn_config": nested | {"gate_lower_bound": -5.0}}, '"linear_attn_config": .*gate_lower_bound'),
+        (
+            {"linear_attn_config": nested | {"kda_layers": [1, 2, 3, 4], "full_attn_layers": []}},
+            'cannot follow "layer_types"',
+        ),
+        ({"mla_use_nope": False}, '"mla_use_nope": False'),
+    ):
+        with pytest.raises(ModelError, match=sentence):
+            build_program(makers | change, Format.BF16)

@@ -145,7 +145,7 @@ def _state(program: Program) -> tuple[int, int]:
 
 def _state_of(program: Program, op: Op) -> tuple[int, int]:
     if op.kind in OUTER_PRODUCTS:
-        return op.head_size * op.output.width, op.parts * op.head_size + op.value.width + op.heads
+        return op.head_size * op.output.width, op.parts * op.head_size + op.value.width + op.decays
     return (program.weights[op.weight].columns - 1) * op.input.width, op.input.width
 
 

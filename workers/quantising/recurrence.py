@@ -23,12 +23,13 @@ def delta(
     value, and is read."""
     queries, keys = (_unit(op, part).reshape(-1, length, op.kv_heads, op.head_size) for part in (query, key))
     values = value.reshape(-1, length, op.heads, value.shape[1] // op.heads)
-    rates = gates[:, : op.heads].sigmoid().view(-1, length, op.heads)
-    kept = (-decay.exp() * F.softplus(gates[:, op.heads :] + shift)).exp().view(-1, length, op.heads)
+    rates = (gates[:, : op.heads].sigmoid() * (op.cap or 1.0)).view(-1, length, op.heads)
+    steps = F.softplus(gates[:, op.heads :] + shift).view(-1, length, op.heads, op.decays // op.heads)
+    kept = (-decay.exp()[:, None] * steps).exp()
     state, found = torch.zeros(len(values), op.heads, op.head_size, values.shape[3]), torch.empty_like(values)
     for token in range(length):
         own, asked = (x[:, token].repeat_interleave(op.heads // op.kv_heads, dim=1) for x in (keys, queries))
-        state *= kept[:, token, :, None, None]
+        state *= kept[:, token, ..., None]
         read = torch.einsum("shij,shi->shj", state, own)
         change = (values[:, token] - read) * rates[:, token, :, None]
         state += own[..., None] * change[:, :, None]

@@ -1,6 +1,7 @@
 """Latent attention: keys and values of all heads are made from one narrow vector a token.
 
-DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), A.X-K1, Sarvam's larger model, GLM-4.7-Flash, Youtu and MiniCPM 3.
+DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), A.X-K1, Sarvam's larger model, GLM-4.7-Flash, Youtu, MiniCPM 3, and
+some layers of Kimi Linear (kimi_linear.py).
 The cache keeps that vector as the key and the value of all heads: a head's queries are multiplied by the rows of kv_b_proj
 that would have made its keys, what it has gathered by those that make its values. docs/architecture.md has the reasons.
 """
@@ -48,7 +49,7 @@ class Latent:
     paired: bool
     bias: bool
     scale: float
-    rope: Rope
+    rope: Rope | None
     by_heads: bool = False
 
 
@@ -73,15 +74,15 @@ def deepseek_v2(config: Config, begin: Begin) -> Program:
     shared = config.size("n_shared_experts", 2)
     count = config.size("n_routed_experts", config.get("num_experts", 64))
     experts = deepseek_experts(config, count, None, 1407, shared, router, lambda layer: layer >= dense)
-    latent = _latent(config, sizes, query_rank=1536, plain=128, value=128)
-    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixture(sizes, experts)))
+    latent = read_latent(config, sizes, query_rank=1536, plain=128, value=128)
+    return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), mixer=mixture(sizes, experts)))
 
 
 def deepseek_v3(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=61, ffn=18432, heads=128)
     shared = config.size("n_shared_experts", 1)
     count = config.size("n_routed_experts", config.get("num_local_experts", 256))
-    latent = _latent(config, sizes, query_rank=1536, plain=128, value=128)
+    latent = read_latent(config, sizes, query_rank=1536, plain=128, value=128)
     return _as_deepseek_v3(config, begin, sizes, latent, count, shared, dense=3, groups=(8, 4))
 
 
@@ -101,7 +102,7 @@ def _as_deepseek_v3(
     config.only("topk_method", "noaux_tc")
     first, router = config.whole("first_k_dense_replace", dense), deepseek_router(config, scale=2.5, groups=groups)
     experts = deepseek_experts(config, count, 8, 2048, shared, router, lambda layer: layer >= first)
-    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixture(sizes, experts)))
+    return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), mixer=mixture(sizes, experts)))
 
 
 def sarvam_mla(config: Config, begin: Begin) -> Program:
@@ -111,7 +112,7 @@ def sarvam_mla(config: Config, begin: Begin) -> Program:
         config.get(key)  # what nobody knows is refused below
     check_sarvam(said)
     sizes = _sizes(said, layers=32, ffn=16384, heads=64)
-    latent = _latent(said, sizes, query_rank=None, plain=128, value=128)
+    latent = read_latent(said, sizes, query_rank=None, plain=128, value=128)
     shared = said.size("n_shared_experts", said.get("num_shared_experts", 1))
     count = said.size("n_routed_experts", said.get("num_experts", said.get("num_local_experts", 128)))
     program = _as_deepseek_v3(said, begin, sizes, latent, count, shared, dense=1, groups=(1, 1))
@@ -146,7 +147,7 @@ def axk1(config: Config, begin: Begin) -> Program:
         config.size("n_routed_experts", config.get("num_local_experts", 192)),
     )
     experts = deepseek_experts(config, count, 8, 2048, shared, router, sparse.__getitem__)
-    latent, inner = _latent(config, sizes, query_rank=1536, plain=128, value=128), mixture(sizes, experts)
+    latent, inner = read_latent(config, sizes, query_rank=1536, plain=128, value=128), mixture(sizes, experts)
     if not latent.query_rank:
         raise config.unknown('"q_lora_rank": null')
 
@@ -156,7 +157,7 @@ def axk1(config: Config, begin: Begin) -> Program:
         names, made = Linear(f"model.layers.{layer}."), inner(builder, h, layer, None)
         return rms_norm(builder, made, names, BEHIND_EXPERTS, sizes.epsilon, residual)
 
-    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixer))
+    return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), mixer=mixer))
 
 
 def glm4_moe_lite(config: Config, begin: Begin) -> Program:
@@ -170,8 +171,8 @@ def glm4_moe_lite(config: Config, begin: Begin) -> Program:
     shared = config.size("n_shared_experts", 1)
     count = config.size("n_routed_experts", config.get("num_local_experts", 64))
     experts = deepseek_experts(config, count, 4, 1536, shared, router, sparse.__getitem__)
-    latent = _latent(config, sizes, query_rank=768, plain=192, value=256)
-    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixture(sizes, experts)))
+    latent = read_latent(config, sizes, query_rank=768, plain=192, value=256)
+    return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), mixer=mixture(sizes, experts)))
 
 
 def deepseek_v32(config: Config, begin: Begin) -> Program:
@@ -216,8 +217,8 @@ def _of_short_rows(
 def youtu(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=32, ffn=6144, heads=16)
     config.get("embedding_initializer_range")  # of training
-    latent = _latent(config, sizes, query_rank=1536, plain=128, value=128)
-    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), tied=True))
+    latent = read_latent(config, sizes, query_rank=1536, plain=128, value=128)
+    return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), tied=True))
 
 
 def minicpm3(config: Config, begin: Begin) -> Program:
@@ -225,7 +226,9 @@ def minicpm3(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=62, ffn=6400, heads=40, epsilon=1e-5)
     value = sizes.hidden // sizes.heads
     original = _longest(config, sizes.context)
-    latent = _latent(config, sizes, query_rank=768, rank=256, plain=64, turned=32, value=value, halves=True, long=original)
+    latent = read_latent(
+        config, sizes, query_rank=768, rank=256, plain=64, turned=32, value=value, halves=True, long=original
+    )
     # Of these null means that nothing is multiplied.
     depth, base = config.stated("scale_depth", 1.4), config.stated("dim_model_base", 256)
     embedding = config.number("scale_emb", 12.0)
@@ -236,7 +239,7 @@ def minicpm3(config: Config, begin: Begin) -> Program:
         logit_scale=1.0 if base is None else config.positive("dim_model_base", 256) / sizes.hidden,
         tied=True,
     )
-    return decoder(config, begin, sizes, replace(style, attention=_attention(sizes, latent, scale)))
+    return decoder(config, begin, sizes, replace(style, attention=latent_attention(sizes, latent, scale)))
 
 
 def _longest(config: Config, context: int) -> int:
@@ -274,7 +277,7 @@ def _check_experts(config: Config, scoring: str, every: int | None = 1) -> None:
         config.get(key)
 
 
-def _latent(
+def read_latent(
     config: Config,
     sizes: Sizes,
     *,
@@ -285,9 +288,10 @@ def _latent(
     turned: int = 64,
     halves: bool = False,
     long: int = 0,
+    turns: bool = True,
 ) -> Latent:
     """The arguments are what the family takes where its configuration does not say. ``halves``: its rope always turns them;
-    ``long``: it may have long rope, for rows of so many tokens."""
+    ``long``: it may have long rope, for rows of so many tokens; ``turns``: whether it has any."""
     plain, turned = config.size("qk_nope_head_dim", plain), config.size("qk_rope_head_dim", turned)
     if turned % HEAD_UNIT:
         raise config.unknown(f'"qk_rope_head_dim": {turned}, which is no multiple of {HEAD_UNIT}')
@@ -304,15 +308,15 @@ def _latent(
         plain=plain,
         turned=turned,
         value=config.size("v_head_dim", value),
-        paired=not halves and config.flag("rope_interleave", True),
+        paired=turns and not halves and config.flag("rope_interleave", True),
         bias=config.flag("attention_bias", False),
         by_heads=config.flag(BY_HEADS, False),
-        scale=(plain + turned) ** -0.5 * latent_factor(config),
-        rope=read_rope(config, turned, sizes.context, long_from=long),
+        scale=(plain + turned) ** -0.5 * (latent_factor(config) if turns else 1.0),
+        rope=read_rope(config, turned, sizes.context, long_from=long) if turns else None,
     )
 
 
-def _attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) -> Mixer:
+def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) -> Mixer:
     heads, epsilon = sizes.heads, EPSILON
     plain, turned, value = latent.plain, latent.turned, latent.value
 
@@ -338,8 +342,9 @@ def _attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) -> Mix
             query = builder.linear(h, [names.weight("q_proj", heads * (plain + turned), h.width, queries)])
         shared, kv = key.split(turned, latent.rank)
         builder.head_norm(kv, names.vector("kv_a_layernorm", latent.rank), heads=1, epsilon=epsilon)
-        rotate(builder, query, latent.rope, heads)
-        rotate(builder, shared, latent.rope, 1)
+        if latent.rope is not None:
+            rotate(builder, query, latent.rope, heads)
+            rotate(builder, shared, latent.rope, 1)
         if latent.by_heads:
             to_key = [names.weight(f"embed_q.{head}", latent.rank, plain) for head in range(heads)]
             to_value = [names.weight(f"unembed_out.{head}", value, latent.rank) for head in range(heads)]

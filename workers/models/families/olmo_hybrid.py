@@ -21,12 +21,15 @@ UNUSED = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_ma
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
+    """``most``: how large beta is at most. Up to 2 the eigenvalues of what a state is multiplied by may be negative."""
+
     heads: int
     kv_heads: int
     key_size: int
     value_size: int
     taps: int
     function: Activation
+    most: float
 
 
 def olmo_hybrid(config: Config, begin: Begin) -> Program:
@@ -34,8 +37,6 @@ def olmo_hybrid(config: Config, begin: Begin) -> Program:
     types = _layer_types(config, sizes.layers)
     for key in UNUSED:
         config.get(key)
-    if config.flag("linear_allow_neg_eigval", True):  # what is forgotten is twice as much
-        raise config.unknown('"linear_allow_neg_eigval": true', hf="does")
     kv_heads = config.size("linear_num_key_heads", sizes.heads)
     key_size = config.size("linear_key_head_dim", int(0.75 * sizes.hidden / kv_heads))
     net = DeltaNet(
@@ -45,6 +46,7 @@ def olmo_hybrid(config: Config, begin: Begin) -> Program:
         value_size=config.size("linear_value_head_dim", 2 * key_size),
         taps=config.size("linear_conv_kernel_dim", 4),
         function=activation(config, "hidden_act", "silu"),
+        most=2.0 if config.flag("linear_allow_neg_eigval", True) else 1.0,
     )
     bias = config.flag("attention_bias", False)
     ropes = [_rope(config, sizes)] * sizes.layers
@@ -99,6 +101,7 @@ def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, residua
         shift=Tensor(f"{names.prefix}dt_bias", (net.heads,)),
         heads=net.heads,
         kv_heads=net.kv_heads,
+        most=net.most,
     )
     builder.head_norm(y, names.vector("o_norm", net.value_size), heads=net.heads, epsilon=EPSILON)
     y = builder.gate(y, gate, activation=Activation.SILU)

@@ -28,6 +28,7 @@ OTHERS = (
     (".mlp.router.weight", ".block_sparse_moe.gate.weight"),  # Phi-3.5-MoE
     (".block_sparse_moe.router.weight", ".block_sparse_moe.router.layer.weight"),  # Granite
     (".mlp.gate.weight", ".block_sparse_moe.gate.weight"),  # Mixtral
+    (".mlp.", ".block_sparse_moe."),  # Kimi Linear
 )
 # Of an expert's matrices: Mixtral's names.
 MATRICES = (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
