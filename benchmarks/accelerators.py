@@ -40,10 +40,10 @@ from outrider.workers.models.opening import OpenModel
 from outrider.workers.models.probe import (
     CONTEXT,
     PROMPTS,
+    agrees_after_a_fork,
+    agrees_in_shared_passes,
     find_way,
     prompt_of,
-    same_after_a_fork,
-    same_in_company,
     written_by_transformers,
 )
 from outrider.workers.models.tokenizer import Tokenizer
@@ -83,12 +83,12 @@ def equality(device: str) -> Iterator[tuple[str, str]]:
         for fused in (True, False) if way.ragged else ():
             engine = HfEngine(model, CONTEXT, fused)
             name = "fused" if fused else "spelled out"
-            if not same_in_company(engine, texts):
+            if not agrees_in_shared_passes(engine, texts):
                 wrong.append(f"{name}: rows side by side, candidates")
-            if not same_after_a_fork(engine, texts[-1]):
+            if not agrees_after_a_fork(engine, texts[-1]):
                 wrong.append(f"{name}: a fork")
             engine.release()
-        if not same_in_company(HfRowEngine(model, CONTEXT, way.feeding), texts[:1]):
+        if not agrees_in_shared_passes(HfRowEngine(model, CONTEXT, way.feeding), texts[:1]):
             wrong.append("a row alone")
         yield kind, "; ".join(wrong)
 

@@ -175,7 +175,7 @@ def replay(rows: Sequence[Recorded], count: int | None, asked: argparse.Namespac
             proposer=link,
             batch=asked.batch,
             draft_tokens=count,
-            verify_seconds=passes.as_now(),
+            verify_seconds=passes.snapshot(),
             end_tokens=(),
             finder=SuffixFinder(ANSWER_TOKENS) if asked.suffix else None,
         )

@@ -1,4 +1,4 @@
-"""A loaded model at work: the target's loop in its own thread, and the draft that answers it. No Ray in here."""
+"""The loops of a loaded target (a thread of its own) and of a loaded draft, which answers it. No Ray in here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from outrider.workers.target.layout_tuner import LayoutTuner
 from outrider.workers.target.verifier import Verifier
 from outrider.workers.timeline import Timeline
 
-# What the rows under way have gained is put together no more often than this.
-SECONDS_BETWEEN_TELLING = 0.5
+# The tokens of unfinished rows (``PartialTokens``) are collected no more often than this.
+SECONDS_BETWEEN_PARTIAL_TOKENS = 0.5
 
 
 class TargetLoop:
@@ -57,16 +57,17 @@ class TargetLoop:
         self._fixed_layout = name
 
     def harvest(self, timeout: float) -> Harvest:
-        """What has ended since the last harvest; waits no longer than the timeout.
+        """The rows that ended since the last harvest; waits no longer than the timeout.
 
-        As long as there are rows in store for half a batch there is no hurry, so that many rows share one answer.
+        While more than half a batch of rows is in store the call waits for all of the timeout, so that many ended rows
+        share one reply.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
             self._changed.wait_for(
                 lambda: self._failure or (self._ended and self._runs_short()), timeout=max(0.0, deadline - time.monotonic())
             )
-            # What ended before the failure is good, and goes out first.
+            # Rows that ended before the failure are good: they are returned first, and the next harvest raises.
             if self._failure is not None and not self._ended:
                 raise WorkerError(f"the target failed: {self._failure!r}") from self._failure
             ended, self._ended = tuple(self._ended), []
@@ -81,7 +82,7 @@ class TargetLoop:
         return len(self._inbox) + self._verifier.in_store <= self._verifier.batch // 2
 
     def _run(self) -> None:
-        before = told = time.perf_counter()
+        before = collected = time.perf_counter()
         try:
             while True:
                 with self._changed:
@@ -105,8 +106,8 @@ class TargetLoop:
                     now = time.perf_counter()
                 before = now
                 written: list[PartialTokens] = []
-                if now - told > SECONDS_BETWEEN_TELLING:
-                    written, told = self._verifier.written(), now
+                if now - collected > SECONDS_BETWEEN_PARTIAL_TOKENS:
+                    written, collected = self._verifier.written(), now
                 if ended or written:
                     with self._changed:
                         self._ended.extend(ended)
@@ -119,9 +120,9 @@ class TargetLoop:
 
 
 class DraftLoop:
-    """Answers requests; told to, it also drafts ahead between them, one step at a time.
+    """Answers the target's requests and, where ``reconfigure`` asks for it, drafts ahead between them.
 
-    The one who asks never waits for more than the step that is under way.
+    It drafts ahead one step at a time, so a request waits for one step at most.
     """
 
     def __init__(self, drafter: Drafter, timeline: Timeline | None = None) -> None:
@@ -134,7 +135,7 @@ class DraftLoop:
         threading.Thread(target=self._draft_ahead, name="draft ahead", daemon=True).start()
 
     def reconfigure(self, draft_ahead: bool, move: Callable[[], None]) -> None:
-        """From now on draft ahead or do not; ``move`` is called while nothing else is under way."""
+        """Start or stop drafting ahead; ``move`` is called while the engine is idle."""
         self._asked.set()
         with self._turn:
             self._asked.clear()
@@ -166,7 +167,7 @@ class DraftLoop:
                         self._timeline.add("draft ahead", started, time.perf_counter())
 
     def trace(self, seconds: float) -> Trace:
-        """What the timeline gains in that time."""
+        """The slices of the timeline after waiting so many seconds."""
         if self._timeline is None:
             return Trace()
         time.sleep(seconds)

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def _open(role: str, spec: ModelSpec, placement: ActorPlacement, rows: int) -> tuple[OpenModel, WorkerReport]:
-    """A model in this process, on the cores that it was given, and what there is to say about it."""
+    """Pins this process to its cores, loads the model and reports on both."""
     started = time.perf_counter()
     pin_process(placement.launch, placement.leases, placement.lease_seconds, shared=placement.shared)
     from outrider.workers.build import open_unchanged
@@ -61,10 +61,10 @@ def _open(role: str, spec: ModelSpec, placement: ActorPlacement, rows: int) -> t
 
 @ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)
 class TargetActor:
-    """Holds the target model, and leads the rounds. ``load`` comes first, so that its errors arrive as they are."""
+    """Holds the target model, and leads the rounds. ``load`` is called first: Ray hides an exception of a constructor."""
 
     def __init__(self) -> None:
-        self._introducing = threading.Lock()
+        self._attaching = threading.Lock()
         self._link: DraftLink | None = None
         self._transport: DraftTransport | None = None
         self._notes: tuple[str, ...] = ()
@@ -80,28 +80,29 @@ class TargetActor:
             go_without_torch()
         target = build_target(spec, replica_spec, model)
         self._metrics = Metrics(replica_spec.replica)
-        with self._introducing:
+        with self._attaching:
             self._link = target.link
             self._link.attach(self._transport)
         self._loop = TargetLoop(target.verifier, target.tuner)
         return report
 
     def attach(self, draft: Any) -> None:
-        """Take this draft from now on, by shared memory where the two have any in common.
+        """Ask this draft from now on, through shared memory where both are on one host.
 
-        Called amid ``load`` too: to open a transport takes a while, so it is open when the first rows come.
+        May be called while ``load`` runs: opening a transport takes a while, and it should be open when the first rows
+        come.
         """
-        self._newest = draft
+        self._newest_draft = draft
         transport: DraftTransport
         try:
             transport = open_transport(draft)
-        except Exception as error:  # of parts of Ray that may change, and of a draft that may have died since
+        except Exception as error:  # parts of Ray may have changed, and the draft may have died meanwhile
             note = f"a target reaches its draft by calls, which are slower than shared memory: {first_line(error)}"
             logger.warning("%s", note)
             self._notes = (note,)
             transport = CallTransport(draft)
-        with self._introducing:
-            if self._newest is draft:  # and not another that came up while the transport to this one was being opened
+        with self._attaching:
+            if self._newest_draft is draft:  # no other draft was attached while this transport was being opened
                 self._transport = transport
                 if self._link is not None:
                     self._link.attach(transport)
@@ -116,7 +117,7 @@ class TargetActor:
         self._loop.cancel(keys)
 
     def harvest(self, timeout: float, rows: Sequence[Row] = (), answers: Sequence[bytes] = ()) -> Harvest:
-        """Takes new rows along, which spares a call for each, and answers of other replicas: their tokens, int32."""
+        """Also hands over new rows, which spares a call for each, and answers of other replicas: their tokens as int32."""
         self._loop.submit(rows)
         self._loop.learn([array("i", answer) for answer in answers])
         harvest = self._loop.harvest(timeout)
@@ -125,13 +126,13 @@ class TargetActor:
         return replace(harvest, notes=self._notes)
 
     def clock(self) -> float:
-        """What the times of this process's timeline are measured by."""
+        """The clock of this process's timeline."""
         return time.perf_counter()
 
 
 @ray.remote(num_cpus=0, max_restarts=0, max_concurrency=3)
 class DraftActor:
-    """Holds the draft model, and answers a target's requests. The other threads are there for ``watch`` and ``trace``."""
+    """Holds the draft model, and answers a target's requests. ``watch`` and ``trace`` occupy a thread each."""
 
     def load(self, spec: ModelSpec, placement: ActorPlacement, replica_spec: ReplicaSpec) -> WorkerReport:
         self._model, report = _open("draft", spec, placement, replica_spec.rows_at_once)
@@ -144,7 +145,7 @@ class DraftActor:
         return replace(report, notes=(*report.notes, *draft.notes))
 
     def reconfigure(self, cores: Sequence[int], draft_ahead: bool) -> None:
-        """Work on these cores from now on (none: where it is), and draft ahead of the target or do not."""
+        """Move to these cores (none: stay), and start or stop drafting ahead of the target."""
         from outrider.workers.build import move
 
         self._loop.reconfigure(draft_ahead, lambda: move(self._model, cores))
@@ -153,7 +154,7 @@ class DraftActor:
         return self._loop.propose(request)
 
     def node(self) -> str:
-        """Which of Ray's nodes this is on."""
+        """The id of the Ray node that this actor is on."""
         return str(ray.get_runtime_context().get_node_id())
 
     def connect(self, target: Any, asks: Any, path: str) -> Any:

@@ -1,6 +1,6 @@
-"""A target and a draft, whole, from what they are to load and how they are to work. No Ray and no process in here.
+"""Builds a whole target and a whole draft from a ``ModelSpec`` and a ``ReplicaSpec``, without Ray and in this process.
 
-The actors put these into processes of their own (``actors.py``); a test or a benchmark uses them as they are.
+The actors put them into processes of their own (``actors.py``); tests and benchmarks use them directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from llguidance import LLTokenizer
 
 from outrider.workers.constraints.matching import Grammars
-from outrider.workers.draft.constraints import Constraints, LoadedAside
+from outrider.workers.draft.constraints import Constraints, LoadedInBackground
 from outrider.workers.draft.drafter import Drafter
 from outrider.workers.draft.head import HeadDrafter
 from outrider.workers.draft.parallel import OnePass
@@ -62,7 +62,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """With what there is to say of it beside what its model says."""
+    """``notes`` are sentences for the user, beside those of the model."""
 
     model: OpenModel
     drafter: Drafter
@@ -70,7 +70,7 @@ class Draft:
 
 
 def open_unchanged(spec: ModelSpec, rows: int) -> OpenModel:
-    """The model, with memory for so many rows; refused where its files are not those that were meant."""
+    """The model, with memory for so many rows. Refused where the digest of its files differs from that of the spec."""
     check_unchanged(spec.path, spec.digest)
     model = open_model(spec)
     if model.reserve is not None:
@@ -85,13 +85,13 @@ def build_target(
     tokenizer: TextTokenizer | None = None,
     verify_seconds: CostCurve | None = None,
 ) -> Target:
-    """What is given is taken as it is: a model that is open, another tokenizer, what passes cost."""
+    """An open model, a tokenizer and the cost of passes are used where they are given; else loaded and measured."""
     if model is None:
         model = open_unchanged(spec, replica_spec.rows_at_once)
     if tokenizer is None:
         tokenizer = tokenizer_of(spec)
     if verify_seconds is None:
-        verify_seconds = _measured(model)
+        verify_seconds = _pass_seconds(model)
     statistics = TargetStatistics(Timeline() if replica_spec.trace else None)
     link = DraftLink(replica_spec.draft_deadline, replica_spec.draft_confidence, statistics)
     verifier = Verifier(
@@ -128,18 +128,18 @@ def build_draft(
     constraints: Constraints | None = None,
     pass_seconds: CostCurve | None = None,
 ) -> Draft:
-    """What is given is taken as it is; what passes cost matters to drafts that make all candidates in one."""
+    """What is given is used instead of loading it. ``pass_seconds`` is only of use to a parallel draft."""
     if model is None:
         model = open_unchanged(spec, replica_spec.rows_at_once)
     if constraints is None and spec.path and model.end_tokens:
-        constraints = LoadedAside(_grammars(model, lambda: _tokenizer_aside(model, spec)))
+        constraints = LoadedInBackground(_grammars(model, lambda: _tokenizer_aside(model, spec)))
     notes = _shortened(model, replica_spec.draft_shortlist)
     if replica_spec.draft_learns and isinstance(model.engine, CanLearn):
         model.engine.correct_choices()
     if model.head:
         assert isinstance(model.engine, HeadEngine)
         return Draft(model, HeadDrafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints), notes)
-    one_pass = None if spec.mask_token is None else OnePass(spec.mask_token, pass_seconds or _measured(model))
+    one_pass = None if spec.mask_token is None else OnePass(spec.mask_token, pass_seconds or _pass_seconds(model))
     return Draft(model, Drafter(model.engine, model.end_tokens, spec.prefix_tokens, constraints, one_pass), notes)
 
 
@@ -151,7 +151,7 @@ def _shortened(model: OpenModel, tokens: int | None) -> tuple[str, ...]:
 
 
 def move(model: OpenModel, cores: Sequence[int]) -> None:
-    """Take the engine, and every other thread of the process, to these cores of its own."""
+    """Pin the engine and every other thread of the process to these cores."""
     if cores and model.use_cores is not None:
         move_threads(cores)
         model.use_cores(cores)
@@ -163,7 +163,7 @@ def tokenizer_of(spec: ModelSpec) -> TextTokenizer:
 
     tokenizer = Tokenizer(spec.path)
     tokenizer.keep()
-    # Again, now that everything has been read: rows must not come from what lay there for a moment.
+    # Checked again after everything was read: files that were replaced meanwhile must not write rows.
     check_unchanged(spec.path, spec.digest)
     return tokenizer
 
@@ -171,7 +171,7 @@ def tokenizer_of(spec: ModelSpec) -> TextTokenizer:
 def _tokenizer_aside(model: OpenModel, spec: ModelSpec) -> TextTokenizer:
     if model.kind == "native":
         go_without_torch()
-    # A head's tokens are its target's.
+    # A head uses the tokenizer of its target.
     return tokenizer_of(replace(spec, path=spec.target) if spec.target else spec)
 
 
@@ -180,8 +180,8 @@ def _grammars(model: OpenModel, tokenizer: Callable[[], TextTokenizer]) -> Gramm
     return Grammars(lambda: tokenizer().for_grammars(vocabulary, model.end_tokens[0]), vocabulary)
 
 
-def _measured(model: OpenModel) -> CostCurve:
-    # The thread that asks for a pass stays on the engine's first core: not this one, which answers calls later.
+def _pass_seconds(model: OpenModel) -> CostCurve:
+    # The engine pins the thread that asks for a pass to its first core. This thread answers calls later, so another asks.
     with ThreadPoolExecutor(1) as aside:
         return aside.submit(measure, model.engine).result()
 

@@ -1,4 +1,4 @@
-"""What is counted, declared once: metrics, the sums of replicas, the summary, series and the report are made from that."""
+"""How a counter is declared: metrics, the sums over replicas, the summary, series and the report are made from that."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ PHASE_SUFFIX = "_seconds"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counter:
-    """Goes with a field of a class of running totals."""
+    """The metadata of one field in a class of running totals."""
 
-    # For whoever reads the metrics or the report.
+    # A phrase for the metrics and the report.
     meaning: str
-    # Told to Prometheus as it is counted.
+    # Exported to Prometheus while the job runs.
     metric: bool = False
-    # A part of the target's time, named as the field is without its end.
+    # A part of the target's time; the phase is the field's name without PHASE_SUFFIX.
     phase: bool = False
     # Kept over time, for the report's charts.
     over_time: bool = False
     # Stands in a job's summary under its own name, as a whole number.
     in_summary: bool = False
-    # Counted by the driver as the sum over its targets.
+    # The driver's value is the sum over its targets.
     from_targets: bool = False
 
 

@@ -8,16 +8,16 @@
     │   └── PlacementError    a request that this machine cannot grant
     ├── JobError              the job cannot run as it stands: exit code 1
     │   ├── JobHeldError      another process runs it
-    │   ├── CoresHeldError    other runs hold the cores, and no longer was to be waited
-    │   ├── NoSpaceError      a disk is full, or no more files can be opened, which may be over in a moment
+    │   ├── CoresHeldError    other runs hold the cores, and did not release them in time
+    │   ├── NoSpaceError      a disk is full, or too many files are open: a later try may succeed
     │   ├── JobChangedError   the same directory, another input, model or parameter
-    │   │   └── OldAnswersError  answers by an older outrider, which those of this one would be unlike
+    │   │   └── OldAnswersError  its answers are of an older outrider, whose texts differ from this one's
     │   ├── JobDamagedError   its journal is damaged or gone
-    │   ├── JobStoppedError   somebody else has ended the process of a job that a program waits for: exit code 130
+    │   ├── JobStoppedError   the process of a job that a Python program waits for was ended from outside: exit code 130
     │   ├── RayLostError      the Ray under the job has died; the command can be run again as it stands
     │   └── RayUnsupportedError  the Ray that is installed lacks what outrider needs of it
     └── WorkerError           an actor could not start or do its work
-        └── LeaseError        the cores it was to have are another run's by now
+        └── LeaseError        another run has leased its cores meanwhile
 
 All of them cross process borders: every argument is positional and kept by ``Exception``, so they pickle.
 """
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import errno
 
-# Of ``OSError``: what may be had again in a moment.
+# Error numbers of an ``OSError`` that may be gone at the next try: a full disk, a full quota, too many open files.
 MOMENTARY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
 
@@ -110,15 +110,15 @@ class WorkerError(OutriderError):
     pass
 
 
+class LeaseError(WorkerError):
+    pass
+
+
 def first_line(error: BaseException) -> str:
-    """What a foreign exception says, short enough for a sentence of ours; its class where it says nothing."""
+    """The first line of a foreign exception's message, for a sentence of ours; its class where it has no message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), error.__class__.__name__)
 
 
 def unwritable(error: OSError, sentence: str, kind: type[OutriderError] = JobError) -> OutriderError:
-    """``kind`` where the same try would fail again."""
+    """NoSpaceError where a later try may succeed, else ``kind``."""
     return NoSpaceError(sentence) if error.errno in MOMENTARY else kind(sentence)
-
-
-class LeaseError(WorkerError):
-    pass

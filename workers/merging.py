@@ -1,5 +1,7 @@
-"""A model of its own out of a model and a LoRA adapter: its files are copied, and the matrices that the adapter changes are
-written over where they lie."""
+"""Merges a LoRA adapter into a model: W + scale B A for each matrix that it changes.
+
+The model's files are copied, and the changed matrices are overwritten in the copies.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ from outrider.workers.models.model_info import described
 
 CONFIG = "config.json"
 SUFFIX = ".unfinished"
-# Names of embeddings, with which a model that has no head of its own computes its scores.
+# The ends of embeddings' names. A model with tied embeddings uses that matrix as its LM head, too.
 EMBEDDINGS = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "embed_in", "word_embeddings", "embeddings"))
 HEAD = "lm_head.weight"
-# Families that keep a matrix with its inputs as rows.
-TURNED = ("gpt2", "openai-gpt")
-# Rows that are worked on at a time.
+# Families that store the transpose of a linear layer's matrix: [inputs, outputs] (transformers' Conv1D).
+TRANSPOSED = ("gpt2", "openai-gpt")
+# So many rows of a matrix are merged at a time.
 ROWS = 1024
 Say = Callable[[str], None]
 
@@ -45,16 +47,16 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where in the model's files each tensor lies that the adapter changes, by the adapter's names. ``turned``: the model
-    keeps its matrices with their inputs as rows."""
+class MergePlan:
+    """The model's tensors that the adapter changes, by the adapter's names. ``transposed``: the model stores its matrices
+    as [inputs, outputs]."""
 
     entries: Mapping[str, Entry]
-    turned: bool
+    transposed: bool
 
 
-def check_mergeable(base: Path, adapter: Adapter) -> Places:
-    """A ModelError where these two make no model."""
+def check_mergeable(base: Path, adapter: Adapter) -> MergePlan:
+    """The tensors to change; a ModelError where the adapter cannot be merged into this model."""
     if is_gguf(base):
         raise ModelError(f"{base} is a GGUF file, into which no adapter is merged; name what it was made from")
     values = read_json(base / CONFIG)
@@ -76,13 +78,13 @@ def check_mergeable(base: Path, adapter: Adapter) -> Places:
                 f"{adapter.path} changes {quoted(name)}, which is the model's LM head as well: the adapter leaves that as "
                 "it is, and a merged model could not"
             )
-    places = Places(found, values.get("model_type") in TURNED)
+    plan = MergePlan(found, values.get("model_type") in TRANSPOSED)
     for change in adapter.changes:
-        _check_shape(adapter, weight_of(change), _in_its_place(places, change)[0], found[weight_of(change)])
+        _check_shape(adapter, weight_of(change), _shape_and_orientation(plan, change)[0], found[weight_of(change)])
     for name, entry in adapter.whole.items():
         _check_shape(adapter, name, entry.shape, found[name])
     _check_copies(stored, adapter, tied)
-    return places
+    return plan
 
 
 def _check_copies(stored: Mapping[str, Entry], adapter: Adapter, tied: bool) -> None:
@@ -90,9 +92,9 @@ def _check_copies(stored: Mapping[str, Entry], adapter: Adapter, tied: bool) -> 
     try:
         for name, entry in adapter.copies.items():
             of_model = next((each for each in stored if each.endswith(EMBEDDINGS)), name) if tied and name == HEAD else name
-            place = _entry(stored, adapter, of_model)
-            _check_shape(adapter, name, entry.shape, place)
-            of_model = next(each for each in stored if stored[each] is place)
+            tensor = _entry(stored, adapter, of_model)
+            _check_shape(adapter, name, entry.shape, tensor)
+            of_model = next(each for each in stored if stored[each] is tensor)
             if not np.array_equal(to_float32(model.whole(of_model)), to_float32(own.whole(name))):
                 raise ModelError(
                     f"{adapter.path} holds {quoted(name)}, which is not the model's: it was made for another model, or "
@@ -103,10 +105,10 @@ def _check_copies(stored: Mapping[str, Entry], adapter: Adapter, tied: bool) -> 
         own.close()
 
 
-def _check_shape(adapter: Adapter, name: str, shape: tuple[int, ...], place: Entry) -> None:
-    if shape != place.shape:
+def _check_shape(adapter: Adapter, name: str, shape: tuple[int, ...], tensor: Entry) -> None:
+    if shape != tensor.shape:
         raise ModelError(
-            f"{adapter.path} changes {quoted(name)} by one of the shape {shape}, the model's has {place.shape}: it is of "
+            f"{adapter.path} changes {quoted(name)} by one of the shape {shape}, the model's has {tensor.shape}: it is of "
             "another model, or of one with tokens that were added, which are not followed"
         )
 
@@ -115,10 +117,10 @@ def weight_of(change: Change) -> str:
     return f"{change.module}.weight"
 
 
-def _in_its_place(places: Places, change: Change) -> tuple[tuple[int, int], bool]:
-    """The shape of what is added, and whether that is B A turned round."""
-    turned = change.embedding or places.turned
-    return (change.shape[::-1] if turned else change.shape), turned
+def _shape_and_orientation(plan: MergePlan, change: Change) -> tuple[tuple[int, int], bool]:
+    """The shape of the matrix that is added to the model's, and whether that is (B A) transposed."""
+    transposed = change.embedding or plan.transposed
+    return (change.shape[::-1] if transposed else change.shape), transposed
 
 
 def _entry(stored: Mapping[str, Entry], adapter: Adapter, name: str) -> Entry:
@@ -133,14 +135,14 @@ def _entry(stored: Mapping[str, Entry], adapter: Adapter, name: str) -> Entry:
 
 
 def merge(base: Path, adapter: Adapter, out: Path, say: Say) -> Merged:
-    """Into a folder beside ``out`` first, which moves there when all is in it."""
-    places = check_mergeable(base, adapter)
+    """Written to a folder beside ``out`` first, which is renamed once it is complete."""
+    plan = check_mergeable(base, adapter)
     partial = out.with_name(out.name + SUFFIX)
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         size = _copy(base, adapter, partial, say)
-        _write(places, adapter, partial, say)
+        _write(plan, adapter, partial, say)
         for file in partial.rglob("*"):
             sync(file)
         sync(partial)
@@ -152,7 +154,8 @@ def merge(base: Path, adapter: Adapter, out: Path, say: Say) -> Merged:
 
 
 def _copy(base: Path, adapter: Adapter, out: Path, say: Say) -> int:
-    """All weights, and what describes the model; of the tokenizer the adapter's, where it has one."""
+    """Copies the weights and the files that describe the model. The adapter's tokenizer, where it has one, replaces the
+    model's. The bytes of the weights."""
     own = [file for file in described(adapter.path) if of_tokenizer(file)]
     brings = any(map(holds_tokenizer, own))
     kept = [file for file in described(base) if not (brings and of_tokenizer(file))]
@@ -173,15 +176,15 @@ def of_tokenizer(file: Path) -> bool:
     return holds_tokenizer(file) or file.name in (*SETTINGS, "chat_template.json") or file.suffix == TEMPLATE_SUFFIX
 
 
-def _write(places: Places, adapter: Adapter, out: Path, say: Say) -> None:
-    read = RawTensors(places.entries)
+def _write(plan: MergePlan, adapter: Adapter, out: Path, say: Say) -> None:
+    read = RawTensors(plan.entries)
     own = RawTensors({name: entry for change in adapter.changes for name, entry in _named(change)} | dict(adapter.whole))
     try:
         for number, change in enumerate(adapter.changes, 1):
             say(f"merging {change.module} ({number} of {len(adapter.changes)})")
-            _add(places, change, read, own, out)
+            _add_change(plan, change, read, own, out)
         for name in adapter.whole:
-            _over(places.entries[name], 0, to_float32(own.whole(name)), out)
+            _overwrite(plan.entries[name], 0, to_float32(own.whole(name)), out)
     finally:
         read.close()
         own.close()
@@ -191,29 +194,29 @@ def _named(change: Change) -> tuple[tuple[str, Entry], tuple[str, Entry]]:
     return (f"{change.module} A", change.a), (f"{change.module} B", change.b)
 
 
-def _add(places: Places, change: Change, read: RawTensors, own: RawTensors, out: Path) -> None:
-    """In 64 bits, and rounded once: the same bits on every machine."""
+def _add_change(plan: MergePlan, change: Change, read: RawTensors, own: RawTensors, out: Path) -> None:
+    """W + scale B A in float64, rounded once."""
     a, b = (to_float32(own.whole(name)).astype(np.float64) for name, _ in _named(change))
-    if _in_its_place(places, change)[1]:
+    if _shape_and_orientation(plan, change)[1]:
         a, b = b.T, a.T
     name = weight_of(change)
-    place = places.entries[name]
-    for start in range(0, place.shape[0], ROWS):
-        stop = min(start + ROWS, place.shape[0])
-        with np.errstate(all="ignore"):  # what is no number is refused where it is written
+    tensor = plan.entries[name]
+    for start in range(0, tensor.shape[0], ROWS):
+        stop = min(start + ROWS, tensor.shape[0])
+        with np.errstate(all="ignore"):  # NaN and infinity are refused where they are written
             change_of_rows = b[start:stop] @ a * change.scale
             weights = to_float32(read.rows(name, start, stop)) + change_of_rows
-        _over(place, start, weights, out)
+        _overwrite(tensor, start, weights, out)
 
 
-def _over(place: Entry, start: int, weights: NDArray[np.floating], out: Path) -> None:
-    """Over the rows from ``start`` on of the tensor in the copy."""
+def _overwrite(tensor: Entry, start: int, weights: NDArray[np.floating], out: Path) -> None:
+    """Overwrite the rows from ``start`` on of the tensor in the copied file."""
     with np.errstate(over="ignore"):
         single = weights.astype(np.float32)
-        stored = to_bf16(single) if place.type == "BF16" else single.astype(TYPES[place.type])
+        stored = to_bf16(single) if tensor.type == "BF16" else single.astype(TYPES[tensor.type])
     if not np.isfinite(to_float32(stored)).all():
-        raise ModelError(f"{place.file}: a merged weight is no finite number in {place.type}")
-    offset = place.offset + start * stored.nbytes // max(1, len(stored))
-    with (out / place.file.name).open("r+b") as stream:
+        raise ModelError(f"{tensor.file}: a merged weight is no finite number in {tensor.type}")
+    offset = tensor.offset + start * stored.nbytes // max(1, len(stored))
+    with (out / tensor.file.name).open("r+b") as stream:
         stream.seek(offset)
         stream.write(np.ascontiguousarray(stored).tobytes())

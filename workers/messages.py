@@ -1,8 +1,8 @@
 """Every value that crosses between the driver, the target and the draft.
 
-Between target and draft only token ids travel (to a head the target's states beside them), and only what is new since the
-last round. What passes between them in every round is a named tuple: each pass drives everything else out of the
-processor's caches, and those are packed and unpacked by the least code.
+Between target and draft only token ids travel (to a head the target's hidden states, too), and only those that are new
+since the last round. The messages of every round are named tuples, which take the least code to pack and unpack: a pass
+evicts everything else from the processor's caches, so this code always runs cold.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from outrider.workers.counters import clock, counter, phases
 from outrider.workers.machine.pinning import Launch
 from outrider.workers.speculation import LayoutKind
 
-# Accepted lengths are counted up to this one, which stands for all longer ones too.
+# ``accepted_lengths`` counts longer ones as this one.
 LONGEST_COUNTED = 16
-# (token, log-probability): of the token that was written, then of the likeliest in its place.
+# (token, log-probability) of the token that was written, then of the likeliest tokens at its position.
 TokenLogprobs = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling(SamplingValues):
-    """How a row's tokens are chosen. ``grammar`` is llguidance's, of what the answer must be ("": anything)."""
+    """How a row's tokens are chosen. ``grammar`` constrains the answer, in llguidance's format ("": no constraint)."""
 
     grammar: str = ""
 
@@ -43,12 +43,12 @@ class Sampling(SamplingValues):
 class Row:
     """One answer to write: a prompt and how to continue it. ``key`` is unique within the job.
 
-    With ``logprobs`` the answer tells the log-probability of each of its tokens, and of that many of the likeliest. With
-    ``echo`` it tells of the prompt, too: its text, which this is (empty: what the tokens decode to), and with ``logprobs``
-    those of its tokens. A row that is not ``assisted`` has nothing proposed. ``resumed`` are tokens of the answer that an
-    earlier target wrote, and ``resumed_logprobs`` what it said of each: the row goes on behind them. ``shown`` are special
-    tokens that its text has, though texts leave them out elsewhere. ``predicted`` are tokens that its author expects: they
-    are candidates where texts are looked into, and decide nothing.
+    With ``logprobs`` the result has the log-probability of each token of the answer, and of that many of the likeliest.
+    ``echo``, the prompt's text (empty: decode the tokens), asks for the prompt in the result, with ``logprobs`` for those
+    of its tokens, too. A row that is not ``assisted`` gets no candidates. ``resumed`` are tokens of the answer that an
+    earlier target wrote, with their ``resumed_logprobs``: the row continues after them. ``shown`` are special tokens that
+    are kept in its text, where texts usually leave them out. ``predicted`` are tokens that the user expects: lookup and
+    suffixes find candidates in them, and they decide nothing.
     """
 
     key: int
@@ -67,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class PartialTokens:
-    """What a target has written of a row that is still under way: the tokens behind the first ``start`` of its answer.
+    """What a target has written of an unfinished row: the tokens after the first ``start`` of its answer.
 
     ``proposed`` and ``accepted`` are this target's candidates for it so far, as in ``RowResult``.
     """
@@ -82,10 +82,11 @@ class PartialTokens:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What the model itself thought of a row's tokens: natural logarithms, before temperature and the like.
+    """Log-probabilities (natural logarithms) of a row's tokens by the model's logits, before temperature and penalties.
 
-    One entry a written token: its own, and (token, log-probability) of the likeliest, best first. ``token_bytes`` has the
-    bytes of each token named here, ``offsets`` the number of characters of the row's text before each written token.
+    One entry for each written token: in ``chosen`` its own, in ``likeliest`` (token, log-probability), best first.
+    ``token_bytes`` has the bytes of each token named here, ``offsets`` the number of characters of the row's text before
+    each written token.
     """
 
     chosen: tuple[float, ...]
@@ -96,7 +97,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A row's prompt, as `echo` tells it. The first of the log-probabilities means nothing: nothing stands before it."""
+    """A row's prompt, for `echo`. The first log-probability has no meaning, since no token precedes it."""
 
     text: str
     tokens: tuple[int, ...]
@@ -105,9 +106,9 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A finished row: its tokens and text, why it ended, and what it took.
+    """A finished row: its tokens and text, why it ended, and its rounds and seconds.
 
-    The first token comes out of the prompt's own rounds, ``prefill_rounds`` of ``rounds``, after ``prefill_seconds``.
+    The first ``prefill_rounds`` of ``rounds`` read the prompt, and the first token was chosen after ``prefill_seconds``.
     """
 
     key: int
@@ -126,7 +127,7 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """A row that cannot be done, now or on any other replica; ``message`` is for the person who wrote it."""
+    """A row that no replica can do; ``message`` is for the user."""
 
     key: int
     message: str
@@ -136,8 +137,8 @@ class Advance(NamedTuple):
     """One row's part of a request to the draft: ``tokens`` follow the ``start`` tokens that the draft has seen.
 
     ``start == 0`` opens the row (or opens it anew) and carries its sampling; at most ``limit`` candidates are wanted.
-    ``prompt_length`` says how many of the row's tokens were given rather than written. For a head come the ``states`` of
-    tokens, in bf16, up to that of token ``states_end`` - 1.
+    ``prompt_length`` of the row's tokens are its prompt. A head is also sent the ``states`` of tokens, in bf16, the last of
+    them that of token ``states_end`` - 1.
     """
 
     key: int
@@ -157,9 +158,9 @@ class DraftRequest(NamedTuple):
     it and all before it are. A candidate is not sent where chance_i < ``confidence`` or reach_i < ``least_reach``; the
     draft stops for all rows when sum(reach_i - least_reach) < ``least_sum``.
 
-    A runner-up is sent along where the chance that the target takes it exceeds the first of ``runner_up_chances``, a second
-    one of the row where its chance exceeds the second, and so on. ``rate`` is how many tokens a second all rows together
-    should gain so, 0 where nobody knows.
+    A row's first runner-up is sent along where the chance that the target takes it exceeds ``runner_up_chances[0]``, its
+    second where that exceeds ``runner_up_chances[1]``, and so on. ``rate`` is the expected number of tokens a second of all
+    rows together, 0 where it is not known.
     """
 
     round: int
@@ -175,14 +176,13 @@ class DraftRequest(NamedTuple):
 class DraftReply(NamedTuple):
     """The draft's reply: proposed tokens by row, and the rows it no longer knows (they are to be sent whole).
 
-    ``seconds`` is how long the draft worked on it, ``overhead`` the part outside its model's passes. ``step`` is what one
-    more candidate for these rows costs, ``read`` a token of a text that it did not know (None where not known yet).
-    ``runners_up`` are, for some rows, (position, token): the draft's second choice in place of its candidate there.
-    ``reaches`` are the chances that a row's candidates are accepted, each with all before it.
-    Where its model makes all candidates in one pass, ``one_pass[i]`` is what that takes for i + 1 of each of these rows.
-    Of a text that it does not know it reads about as many tokens as the ``window``, or all of them (0). ``passes`` is how
-    many the model has made since the last reply, ``skipped`` how many tokens were left unread, ``corrected_right`` how many
-    guesses were found to be right because the draft had learned, and ``corrected_wrong`` how many to be wrong.
+    ``seconds`` is how long the draft worked on it, ``overhead`` the part outside its model's passes. ``step`` is the cost
+    of one more candidate for these rows, ``read`` that of prefilling one token (None where not known yet). ``runners_up``
+    are, for some rows, (position, token): the draft's second choice in place of its candidate there. ``reaches`` are the
+    chances that a row's candidates are accepted, each with all before it. A parallel draft says with ``one_pass[i]`` what a
+    pass for i + 1 candidates of each of these rows takes. Of a new text the draft reads about the last ``window`` tokens
+    (0: all). ``passes`` is how many the model has made since the last reply, ``skipped`` how many tokens it left unread,
+    ``corrected_right`` how many candidates turned out right because of learned corrections, ``corrected_wrong`` wrong.
     """
 
     round: int
@@ -207,14 +207,14 @@ class ModelSpec:
     """What an actor loads: a local directory, and how to run it.
 
     ``threads`` of 0 leaves the count to the engine. ``cores`` are the CPUs that the native engine pins its threads to, one
-    each; without them, or with another number of threads, it pins none. ``prefix_tokens`` bounds how much of ended rows'
-    prompts is kept for rows that begin alike; with 0, rows share nothing. ``fast_attention`` of False spells attention out
-    step by step, which only the hf engine can; ``ipex`` lets that use Intel's extension where it is installed. With
-    ``small_cache`` keys and values take 8 bits where the engine can, which is for drafts: no text depends on their
-    rounding. Of a target ``cache_precision`` says it: "int8" keeps them so or is refused, "auto" is the engine's own.
+    each; without them, or with another number of threads, it pins none. ``prefix_tokens`` bounds the prefix cache: how many
+    tokens of ended rows' prompts are kept; with 0, rows share nothing. ``fast_attention`` of False computes attention as
+    separate operations instead of a fused kernel (hf engine only); ``ipex`` lets the hf engine use Intel's extension where
+    it is installed. ``small_cache`` stores keys and values in 8 bits where the engine can, for drafts: no text depends on
+    their rounding. ``cache_precision`` is for targets: "int8" stores them so or is refused, "auto" is the engine's default.
     ``digest`` is what the files must have; "" checks nothing. A draft with a ``mask_token`` makes all its candidates in
-    one pass. ``states`` are the layers whose inputs a target's passes hand out; a head that reads them is given the
-    directory of its ``target``.
+    one pass (a parallel draft). ``states`` are the layers whose inputs a target's passes hand out; a head that reads them
+    is given the directory of its ``target``.
     """
 
     path: str
@@ -237,9 +237,9 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class ActorPlacement:
-    """Where an actor runs: how its process was started, and what it must hold host-wide before it uses its cores.
+    """How an actor's process was started, and the host-wide leases that it must hold before it uses its cores.
 
-    ``shared`` leases are held together with others that agreed to share.
+    ``shared`` leases may be held by several processes that all agreed to share.
     """
 
     launch: Launch
@@ -252,7 +252,7 @@ class ActorPlacement:
 class Layout:
     """One way for a target and its draft to share a replica: its ``kind`` says when each works, and on which cores.
 
-    Without cores both stay where they are. ``plain`` is the rival: no draft at all.
+    Without cores both stay where they are. ``plain``: the draft is not asked.
     """
 
     name: str
@@ -266,13 +266,13 @@ class Layout:
 class ReplicaSpec:
     """How a replica works: how many rows at once, how many candidates it asks for (None: as many as pay).
 
-    Candidates come from a draft ``model``; from texts, which is the row's own by ``lookup``, and by ``suffix`` that and the
-    last ``answer_tokens`` tokens that rows wrote; from both, or from nowhere. A draft sends none that it thinks less likely
-    than ``draft_confidence``; where ``draft_learns``, its guesses are corrected by what the target chose instead of earlier
-    ones. It scores ``draft_shortlist`` tokens of its vocabulary at most (0: all, None: as many as pay). Where there are
-    several ``layouts``, they are tried on the job's own rows and the fastest is kept; ``memory_key`` names what the choice
-    may be remembered for. ``replica`` is what metrics name the target by; with ``trace``, target and draft keep a timeline.
-    ``rows`` is about how many requests are to be expected, 0 where nobody knows. A draft is told the same.
+    Candidates come from a draft ``model``, from texts (``lookup``: the row's own; ``suffix``: that, and the last
+    ``answer_tokens`` tokens that rows wrote), from both or from neither. A draft sends no candidate whose chance is below
+    ``draft_confidence``; where ``draft_learns``, its scores are corrected by what the target chose instead of earlier
+    candidates. It scores ``draft_shortlist`` tokens of its vocabulary at most (0: all, None: as many as pay). Where there
+    are several ``layouts``, they are tried on the job's own rows and the fastest is kept; ``memory_key`` is the key under
+    which that choice is remembered. ``replica`` names the target in metrics; with ``trace``, target and draft keep a
+    timeline. ``rows`` is about how many requests are expected, 0 where that is not known. Target and draft get the same.
     """
 
     batch: int
@@ -301,8 +301,8 @@ class ReplicaSpec:
 class WorkerReport:
     """What an actor says of itself once its model is loaded.
 
-    ``path`` is the numeric path that its results follow, ``pinned`` what was asked of its pinning and what was got, and
-    ``differences`` one sentence for each thing that was not.
+    ``path`` is the numeric path that its results follow, ``pinned`` the pinning that was asked for and what the kernel
+    reports, and ``differences`` one sentence for each difference between the two.
     """
 
     pid: int
@@ -320,13 +320,11 @@ class TargetCounters:
     """What a target has counted since it started. A harvest carries a copy.
 
     ``rounds`` are passes of the target, ``row_rounds`` counts each row of each pass that gained it tokens. ``asked``
-    candidates were asked for in ``asking_rows`` rounds of rows. Of ``seconds``, what the named phases leave was spent on
-    bookkeeping. ``accepted_lengths[n]`` counts the rounds in which n of a row's candidates were accepted. ``draft_passes``
-    are those that candidates took, without those by which a draft measures what they cost; of the rows' texts it left
-    ``draft_skipped`` tokens unread, since they were not worth reading. Of the ``runners_up`` that were tried,
-    ``runners_up_accepted`` were accepted, each a token more. Of the draft's guesses ``corrected_right`` were right because
-    it had learned, and ``corrected_wrong`` were wrong because of that. ``resumed_tokens`` had been written by an earlier
-    target.
+    candidates were asked for in ``asking_rows`` rounds of rows. Of ``seconds``, the time outside the phases is bookkeeping.
+    ``accepted_lengths[n]`` counts the rounds in which n of a row's candidates were accepted. ``draft_passes`` leaves out
+    the passes by which a draft measures its costs. ``draft_skipped`` tokens of rows' texts were not worth the draft's
+    prefill. Of the verified ``runners_up``, ``runners_up_accepted`` were accepted, each one token more. ``corrected_right``
+    of the draft's candidates were right because of learned corrections, ``corrected_wrong`` were wrong because of them.
     """
 
     seconds: float = clock("All the time of a target")
@@ -359,14 +357,14 @@ class TargetCounters:
     accepted_lengths: list[int] = field(default_factory=lambda: [0] * (LONGEST_COUNTED + 1))
 
 
-# Parts of a target's time; what they leave was spent on its own bookkeeping.
+# Parts of a target's time; the rest is its own bookkeeping.
 PHASES = phases(TargetCounters)
 OTHER_PHASE = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Something that a process did from one moment to another, in nanoseconds of its own clock."""
+    """One phase of a process's work, from ``started`` to ``ended`` in nanoseconds of its clock."""
 
     name: str
     started: int
@@ -377,7 +375,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a process's timeline has gained since it was last fetched; ``dropped`` slices found no place in it."""
+    """The slices of a process's timeline since the last fetch; ``dropped`` more did not fit into it."""
 
     slices: tuple[Slice, ...] = ()
     dropped: int = 0
@@ -385,7 +383,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class LayoutRecord:
-    """Which layout a target keeps, tokens a second of each that was tried, and the sentence that says why."""
+    """Which layout a target uses (``took``), the tokens a second of each that was tried, and a sentence on why."""
 
     took: str
     rates: dict[str, float]
@@ -398,9 +396,9 @@ class LayoutRecord:
 class Harvest:
     """Rows that ended since the last harvest, the counters so far, and the timeline where one is kept.
 
-    ``written`` is what rows under way have gained, some of which may have ended since.
-    ``layout`` is the layout in use and what is known of the others, once there is a choice; ``costs`` are those by which
-    the number of candidates is chosen, and how well they forecast what rounds take.
+    ``written`` is what unfinished rows have gained; some of them may have ended since. ``layout`` is the layout in use and
+    what is known of the others, once there is a choice; ``costs`` are those by which the number of candidates is chosen,
+    and how far the forecasts made from them were right.
     """
 
     ended: tuple[RowResult | RowFailure, ...]
@@ -409,5 +407,5 @@ class Harvest:
     layout: LayoutRecord | None = None
     costs: dict[str, Any] = field(default_factory=dict)
     written: tuple[PartialTokens, ...] = ()
-    # What the user should hear of, once.
+    # Sentences for the user, each printed once.
     notes: tuple[str, ...] = ()

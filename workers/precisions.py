@@ -9,7 +9,8 @@ from outrider.kernels.program import SMALLEST_GROUP, Format
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What matrices become. ``group``: how many channels share a scale; 0 leaves that to the format."""
+    """How matrices are stored. ``group`` is the quantisation group: so many channels share a scale (0: the format's
+    own)."""
 
     format: Format
     group: int = 0
@@ -36,7 +37,7 @@ def arithmetic(precision: str) -> str:
 
 
 def rounding(precision: Precision) -> str:
-    """What becomes of floats on load, for job.json; empty where they stay floats."""
+    """How floating-point matrices are rounded on load, for job.json; empty where they are not."""
     if not precision.format.integer:
         return ""
     if precision.format in (Format.W8A8, Format.W8AF32):

@@ -1,7 +1,7 @@
-"""All that outrider uses of Ray beyond its public interface, in this one place, and looked for before it is used.
+"""All that outrider uses of Ray beyond its public interface; each part is looked up before it is used.
 
-What the safety of a job depends on is refused where a Ray lacks it, with a sentence. What only its speed depends on (shared
-memory between target and draft) is refused to the caller, who then goes another way and says so.
+Where a Ray lacks a part, RayUnsupportedError names it. The job ends with that sentence where its safety depends on the
+part; where only its speed does (shared memory between target and draft), the caller falls back and says so.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from outrider.workers.errors import RayUnsupportedError, first_line
 
 # As pyproject.toml says it. The tests run with both ends of it.
 OLDEST, BELOW = "2.52", "2.61"
-# The longest that Ray puts below its folder, of what is a socket: its session's name ends with a process's number.
+# The longest paths of sockets below Ray's folder: the session's name, which ends with a process id, and these.
 LONGEST_PID = 4194304
 SOCKETS = ("sockets/plasma_store", "sockets/raylet")
-# What the control server and a raylet are called.
+# The names of the control server and of a raylet in Ray's table of processes.
 SERVERS = ("gcs_server", "raylet")
-# An autoscaler and a collector of logs take a third of the time of a start, for nobody. And any free port for the agent:
-# Ray's usual one is for the job server of a cluster on this host, which would go without.
+# The autoscaler and the log collector take a third of a start's time and are of no use here. The agent takes any free port:
+# Ray's usual one is left to the job server of a cluster on this host.
 SMALL = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
 
 
-class Change(NamedTuple):
-    """A part of Ray's that is another one while it starts."""
+class Replacement(NamedTuple):
+    """A function or class of Ray that is replaced by ``make(original)`` while Ray starts; ``purpose`` is for the error."""
 
     module: str
     name: str
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 def find(module: str, name: str, purpose: str) -> Any:
-    """A part of Ray's, or an error that says what it is needed for."""
+    """A function or class of Ray, or an error that says what it is needed for."""
     try:
         found: Any = importlib.import_module(module)
         for step in name.split("."):
@@ -61,14 +61,14 @@ def _unsupported(part: str, purpose: str) -> RayUnsupportedError:
     )
 
 
-# Ray takes the loopback address for the host's outward one, and then listens on every interface.
-LOOPBACK = Change(
+# Ray replaces the loopback address by the host's own, and then listens on every interface.
+LOOPBACK = Replacement(
     "ray._private.services",
     "resolve_ip_for_localhost",
     "to keep a local Ray on the loopback address",
     lambda _: lambda host: host,
 )
-SMALLER = Change(
+SMALLER = Replacement(
     "ray._private.parameter", "RayParams", "to start no more than a job uses", lambda found: partial(found, **SMALL)
 )
 
@@ -77,24 +77,24 @@ def _no_dashboard(node: Any, *_: Any, **__: Any) -> None:
     node._webui_url = ""
 
 
-NO_DASHBOARD = Change("ray._private.node", "Node.start_api_server", "to start no dashboard", lambda _: _no_dashboard)
-# As in a Ray that is installed without them. Its metrics are read by whoever reaches their port, with no token.
-NO_METRICS = Change(
+NO_DASHBOARD = Replacement("ray._private.node", "Node.start_api_server", "to start no dashboard", lambda _: _no_dashboard)
+# As if the packages for metrics were not installed: anybody who reaches their port could read them, without a token.
+NO_METRICS = Replacement(
     "ray._private.utils",
     "get_dashboard_dependency_error",
     "to keep the metrics of a local Ray from other users",
     lambda _: lambda: "outrider has asked for none",
 )
-# Ray prints on our standard output, which programs may read, what we say in words of our own; and takes over what is to be
-# done when the process is asked to end.
+# Ray prints workers' errors on the standard output, which programs may read, though outrider reports them itself; and it
+# replaces the handler of SIGTERM.
 QUIET = (
-    Change(
+    Replacement(
         "ray._private.worker",
         "listen_error_messages",
         "to keep its words off the standard output",
         lambda _: lambda worker, threads_stopped: None,
     ),
-    Change("ray._private.utils", "set_sigterm_handler", "to end in its own way", lambda _: lambda handler: None),
+    Replacement("ray._private.utils", "set_sigterm_handler", "to end in its own way", lambda _: lambda handler: None),
 )
 
 
@@ -108,9 +108,9 @@ def _without_the_drivers_folders(serialize: Callable[[Any], bytes]) -> Callable[
     return serialized
 
 
-# Ray has its workers look for modules in the driver's working directory first, and where its program lies: a file numpy.py
-# there was numpy to them, and none of them came up. What ours need is installed, on this machine and on a cluster's hosts.
-OWN_LIBRARIES = Change(
+# Ray puts the driver's working directory and its program's folder first on its workers' sys.path: with a file numpy.py
+# there no worker came up. What workers import is installed, on this machine and on a cluster's hosts.
+OWN_LIBRARIES = Replacement(
     "ray.job_config",
     "JobConfig._serialize",
     "to keep files of the working directory from being taken for libraries",
@@ -122,15 +122,15 @@ def _in_utf8(command_line: Callable[[], str]) -> Callable[[], str]:
     return lambda: command_line().encode(errors="backslashreplace").decode()
 
 
-# Ray notes the driver's command line, and does not start where that is not UTF-8, as a path may be.
-COMMAND_LINE = Change(
+# Ray records the driver's command line, and does not start where that is not UTF-8; a path in it may not be.
+COMMAND_LINE = Replacement(
     "ray._private.utils", "get_entrypoint_name", "to start with a path that is not UTF-8 on the command line", _in_utf8
 )
 
 
-# Whoever ends a program asks its whole process group (timeout, a service manager): Ray would be gone before the rows under
-# way had ended, or amid its start, which then waits half a minute for it. It ends with whoever has started it anyway.
-APART = Change(
+# A signal to the whole process group (from timeout or a service manager) would end Ray before the unfinished rows are
+# saved, or while it starts, which then waits for half a minute. Ray ends with the process that has started it anyway.
+APART = Replacement(
     "ray._private.services",
     "ConsolePopen",
     "to keep its servers out of what the program's process group is asked",
@@ -139,20 +139,21 @@ APART = Change(
 
 
 @contextmanager
-def changed(*changes: Change) -> Iterator[None]:
-    """While Ray starts: what it has no options for. Refused where one of the parts is missing."""
-    places = []
-    for change in changes:
-        owner, _, name = f"{change.module}.{change.name}".rpartition(".")
-        before = find(change.module, change.name, change.purpose)
-        holder = find(change.module, change.name.rpartition(".")[0], change.purpose) if "." in change.name else None
-        places.append((holder or importlib.import_module(owner), name, before, change))
-    for holder, name, before, change in places:
-        setattr(holder, name, change.make(before))
+def replaced(*replacements: Replacement) -> Iterator[None]:
+    """Apply these replacements while Ray starts, for what it has no options. An error where one of the parts is missing."""
+    found = []
+    for replacement in replacements:
+        owner, _, name = f"{replacement.module}.{replacement.name}".rpartition(".")
+        before = find(replacement.module, replacement.name, replacement.purpose)
+        owner_name = replacement.name.rpartition(".")[0]
+        holder = find(replacement.module, owner_name, replacement.purpose) if owner_name else None
+        found.append((holder or importlib.import_module(owner), name, before, replacement))
+    for holder, name, before, replacement in found:
+        setattr(holder, name, replacement.make(before))
     try:
         yield
     finally:
-        for holder, name, before, _ in places:
+        for holder, name, before, _ in found:
             setattr(holder, name, before)
 
 
@@ -183,7 +184,7 @@ def own_node() -> Node:
 
 
 def session_folder() -> Path:
-    """Of the Ray that this process is connected to, on this host."""
+    """The session's folder, on this host, of the Ray that this process is connected to."""
     node = find("ray._private.worker", "_global_node", "to look at its folder")
     try:
         return Path(node.get_session_dir_path())
@@ -192,7 +193,7 @@ def session_folder() -> Path:
 
 
 def session_folder_of(command: Sequence[str]) -> Path | None:
-    """Of a raylet with this command line; None where it is no raylet."""
+    """The session's folder of the raylet with this command line; None where it is no raylet."""
     found = _option_of_raylet(command, "--session_dir=")
     return Path(found) if found else None
 
@@ -209,14 +210,15 @@ def _option_of_raylet(command: Sequence[str], option: str) -> str | None:
 
 
 def forget_at_exit() -> None:
-    """Do not have Ray wait for its servers when this process ends. Interrupted amid its import, it is not there to wait."""
+    """Keep Ray from waiting for its servers when this process ends."""
     if "ray" not in sys.modules:
         return
-    atexit.unregister(find("ray._private.worker", "shutdown", "to let go of one that is lost"))
+    atexit.unregister(find("ray._private.worker", "shutdown", "to end without waiting for a Ray that is lost"))
 
 
 def answers_anybody(address: str) -> bool:
-    """Whether a control server talks to one who has no token. In a process of its own: Ray reads its settings once."""
+    """Whether a control server accepts a client without a token. Needs a process of its own: Ray reads its settings
+    once."""
     client = find("ray._raylet", "GcsClient", "to see whether a cluster wants a token")
     from ray.exceptions import AuthenticationError
 
@@ -240,7 +242,7 @@ class Channels(NamedTuple):
 
 
 def channels() -> Channels:
-    """RayUnsupportedError where this Ray has none of them, or others."""
+    """RayUnsupportedError where this Ray lacks a part of them."""
     purpose = "to pass requests through shared memory"
     channel = find("ray.experimental.channel.shared_memory_channel", "BufferedSharedMemoryChannel", purpose)
     packed = find("ray._private.serialization", "RawSerializedObject", purpose)
@@ -252,10 +254,10 @@ def channels() -> Channels:
 
 
 class Buffers:
-    """One direction of a pipe: the slots of a channel in turn, written and read by what is below its classes.
+    """One direction of a pipe: the slots of a channel in turn, read and written by the functions below Ray's classes.
 
-    Those look at all slots anew and pack bytes as they would any value, which of a round is a hundredth. The channel has
-    to be registered already.
+    Ray's classes check all slots each time and serialize bytes like any value, which takes a hundredth of a round. The
+    channel has to be registered already.
     """
 
     def __init__(self, channel: Any) -> None:
@@ -267,14 +269,14 @@ class Buffers:
             self._read = deque([place._local_reader_ref] for place in channel._buffers)
         except AttributeError as error:
             raise _unsupported(f"BufferedSharedMemoryChannel: {first_line(error)}", purpose) from error
-        self._channel = channel  # its end would be the slots' end
+        self._channel = channel  # kept alive: the slots end with it
 
     def write(self, piece: bytes, timeout: float) -> None:
         self._core.experimental_channel_put_serialized(self._packed(piece), self._written[0], 1, int(1000.0 * timeout))
         self._written.rotate(-1)
 
     def read(self, timeout: float) -> bytes:
-        # Once what was found is let go, the slot may be written again.
+        # The slot may be written again once the object that get_objects returns is released.
         piece: bytes = self._core.get_objects(self._read[0], int(1000.0 * timeout))[0][0].to_pybytes()
         self._read.rotate(-1)
         return piece

@@ -11,32 +11,32 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-# Of one pass, or of many that are weighed against each other.
+# Seconds of one pass, or an array of them to compare several choices at once.
 Values = float | NDArray[np.float64]
 MOST_CANDIDATES = 16
 # Runners-up of a row in a round, and the least chance that one must have, however cheap another token in the pass seems.
 MOST_RUNNERS_UP = 2
 LEAST_RUNNER_UP = 0.02
-# A runner-up's queries read the row's keys and values once more. Behind more tokens than this that is not looked into.
+# A runner-up's queries read the row's keys and values once more, so rows with longer contexts than this get none.
 LONGEST_WITH_RUNNERS_UP = 2048
-# A new row is believed to accept this share of its candidates, with the weight of this many observations.
+# The prior of a row's acceptance: this share of its candidates, with the weight of this many observations.
 PRIOR_ACCEPTANCE = 0.7
 PRIOR_WEIGHT = 4.0
-# What was seen counts for so much less with each later candidate (an exponential moving average), so that a row which
-# changes its subject is noticed within a few dozen candidates.
+# The factor by which each later candidate reduces the weight of earlier ones (an exponential moving average), so that a row
+# which changes its subject is noticed within a few dozen candidates.
 DECAY = 0.97
 # A round counts for so many candidates at most.
 MOST_WEIGHT = 4
-# All rows together change more slowly.
+# The same for statistics over all rows, which change more slowly.
 SLOW_DECAY = 0.995
-# The ratio of actual to forecast rates: the weight of its prior in tokens, and its decay for each forecast token; and for
-# each token of a round of the other kind, by which nothing new is known.
+# Of ``_ForecastRatio``: the weight of its prior in tokens, its decay for each forecast token, and its decay for each token
+# of a round of the other kind (with or without the draft), which adds no observation.
 FORECAST_PRIOR = 64.0
 FORECAST_DECAY = 0.998
 FORECAST_DECAY_ELSEWHERE = 0.9999
 # An upper confidence bound is so many standard deviations above what was seen.
 BOUND_DEVIATIONS = 2.0
-# What is counted by position is halved when it reaches this, so that it follows a job whose text changes.
+# The counts of a position are halved when they reach this, so that they follow a job whose text changes.
 MOST_OBSERVATIONS = 1024.0
 
 
@@ -78,7 +78,7 @@ class Survival:
     """How far into a proposal candidates are accepted, by their position in it, over many rows.
 
     Text has easy stretches and hard ones, so one chance for all positions would promise too much of long proposals. A
-    position of which little is known is believed to be like all others.
+    position with few observations is taken to be like all others.
     """
 
     def __init__(self, most: int = MOST_CANDIDATES) -> None:
@@ -114,7 +114,7 @@ class Survival:
 
 
 def expected_tokens(chance: float, candidates: int) -> float:
-    """How many tokens a round commits on average: the accepted candidates and the target's own token."""
+    """How many tokens a round commits on average: 1 + chance + chance² + … + chance^candidates."""
     return candidates + 1.0 if chance >= 1.0 else (1.0 - chance ** (candidates + 1)) / (1.0 - chance)
 
 
@@ -131,12 +131,12 @@ class LayoutKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """What candidates cost: seconds of one draft step for the rows together, and of asking at all (the hop).
+    """Seconds of drafting: ``step`` of one draft step for all rows together, ``hop`` of a request whatever it asks for.
 
-    ``read`` is what a draft takes for each token of a text that it does not know yet, ``row`` what a step takes less for
-    each row that no longer takes part. A draft that makes all candidates in one pass takes ``one_pass[i]`` seconds for
-    i + 1 of each row, whatever a step is. ``rows`` are those that a step was measured with, where that is not the number
-    that was asked about; 0 where nothing has been measured yet.
+    ``read`` is the prefill of one token that the draft has not seen, ``row`` what a step saves for each row that no longer
+    takes part. A parallel draft takes ``one_pass[i]`` for i + 1 candidates of each row, whatever ``step`` is. ``rows`` is
+    the number of rows that ``step`` was measured with, where that differs from the number that was asked about; 0 where
+    nothing has been measured yet.
     """
 
     step: float
@@ -153,7 +153,7 @@ class DraftCost:
         return count * self.step
 
     def of_rows(self, rows: int, pass_seconds: Callable[[int], float]) -> DraftCost:
-        """Of so many rows: if a step was measured with fewer, then what it takes rises as a pass of the target does."""
+        """The cost for so many rows: measured with fewer, a step is scaled as passes of the target grow between the two."""
         if not self.rows or self.rows >= rows:
             return self
         more = pass_seconds(rows) / pass_seconds(self.rows)
@@ -174,8 +174,8 @@ def round_seconds(
         case LayoutKind.SEQUENTIAL:
             return verify + draft
         case LayoutKind.OVERLAPPED:
-            # After a miss the draft starts over, once it is through with the step under way. After a hit it has been at
-            # work on the next candidates, and the token between the two sets, for as long as the pass took.
+            # After a miss the draft starts over, once its current step is done (half a step on average). After a hit it has
+            # drafted the next candidates, and the token between the two sets, for as long as the pass took.
             wrong = draft + draft_cost.step / 2
             right = draft_cost.hop + np.maximum(0.0, draft_cost.seconds(count + 1) - verify)
             return verify + (1.0 - hit) * wrong + hit * right
@@ -183,7 +183,7 @@ def round_seconds(
 
 @dataclass(frozen=True, slots=True)
 class CandidateRequest:
-    """How many candidates each row is to be asked for, and when it is no use to go on.
+    """How many candidates to ask for of each row, and when the draft should stop.
 
     Call reach_i the chance that a row's next candidate and all before it are accepted. It is worth verifying while
     reach_i >= ``least_reach``; another step of the draft, one for all rows that go on, while
@@ -191,7 +191,7 @@ class CandidateRequest:
     without candidates. A row's first runner-up is worth verifying where its chance exceeds the first of
     ``runner_up_chances``, its second where it exceeds the second. In all the rows should gain ``rate`` a second.
 
-    ``found`` are the rows, by their places here, whose candidates are found in texts instead, with the reach of each.
+    ``found`` maps the indices of rows whose candidates are found in texts instead to the reach of each candidate.
     """
 
     counts: list[int]
@@ -204,9 +204,10 @@ class CandidateRequest:
 
 
 def runner_up_chances(rate: float, rows: int, verify: Sequence[float]) -> tuple[float, ...]:
-    """From which chance on a first runner-up of each row is worth verifying, a second and so on.
+    """The least chance at which a first runner-up of each row is worth verifying, a second and so on:
+    (verify[n + 1] - verify[n]) / rows * rate.
 
-    Else the rows gain ``rate`` tokens a second; ``verify`` are the seconds of a pass without a runner-up, with one a row, …
+    ``rate`` is how many tokens a second all rows gain without; ``verify[n]`` the seconds of a pass with n runners-up a row.
     """
     found, least = [], LEAST_RUNNER_UP
     for before, after in pairwise(verify):
@@ -218,8 +219,8 @@ def runner_up_chances(rate: float, rows: int, verify: Sequence[float]) -> tuple[
 class PositionChances:
     """The chance that a candidate is accepted, given that those before it were, by its position, in all rows.
 
-    What a draft says first is mostly clear to it or not sent at all, and text has easy stretches and hard ones: one chance
-    for all positions would promise too much of some of them.
+    A draft is mostly sure of its first candidates or does not send them, and text has easy stretches and hard ones: one
+    chance for all positions would be too high for some of them.
     """
 
     def __init__(self) -> None:
@@ -236,7 +237,7 @@ class PositionChances:
 
     @property
     def chances(self) -> list[float]:
-        """A position of which little is known is believed to be like the one before."""
+        """A position with few observations is taken to be like the one before."""
         found, before = [], PRIOR_ACCEPTANCE
         for accepted, tried in zip(self._accepted, self._tried, strict=True):
             before = (accepted + (before - PRIOR_ACCEPTANCE) * PRIOR_WEIGHT) / tried
@@ -244,7 +245,7 @@ class PositionChances:
         return found
 
     def upper_bounds(self, reaches: Sequence[float]) -> list[float]:
-        """Upper confidence bounds of these reaches, by how little was seen of each position."""
+        """Upper confidence bounds of these reaches, wider where a position has few observations."""
         bounds, before, bound = [], 1.0, 1.0
         for reach, tried in zip(reaches, self._tried, strict=False):
             chance = reach / before if before else 0.0
@@ -254,8 +255,8 @@ class PositionChances:
         return bounds
 
 
-class TokensAChoice:
-    """How many tokens a row under a constraint writes for each that is chosen, the forced ones behind it included."""
+class TokensPerChoice:
+    """Tokens that a row under a grammar writes for each choice: that token, and those that the grammar forces after it."""
 
     def __init__(self) -> None:
         self._choices = self._tokens = PRIOR_WEIGHT
@@ -294,7 +295,7 @@ class RunnerUpGains:
 
 
 class _ForecastRatio:
-    """The tokens a second of recent rounds, divided by those that were forecast for them."""
+    """The rate (tokens a second) of recent rounds, divided by the rate that was forecast for them."""
 
     def __init__(self) -> None:
         # Tokens that were gained, and those that would have been at the forecast rate.
@@ -315,11 +316,11 @@ class _ForecastRatio:
 
 
 class Trust:
-    """How far forecasts of rounds with the draft can be believed: their ratio of actual to forecast rates, divided by that
-    of the other rounds.
+    """The correction of forecasts for rounds with the draft: their ratio of actual to forecast rate, divided by the same
+    ratio of rounds without it.
 
-    It is mostly below 1: acceptance is only seen of candidates that the draft was sure enough to send, and its costs only
-    of the rows that it was asked about.
+    It is mostly below 1, since acceptance is only observed for candidates that the draft was sure enough to send, and costs
+    only for the rows that it was asked about.
     """
 
     def __init__(self) -> None:
@@ -334,13 +335,13 @@ class Trust:
         kind = self._asking if asked else self._others
         kind.observe(tokens, seconds, forecast_tokens, forecast_seconds)
         if not asked:
-            # The text, and what things cost, may have changed since.
+            # Text and costs may have changed since the draft was last asked.
             self._asking.fade(FORECAST_DECAY_ELSEWHERE**tokens)
 
 
 class DecisionBackoff:
-    """When to work out again whether asking the draft pays. That takes time too, and where it did not pay it hardly does in
-    the next round, so the pauses double, up to ``longest`` rounds.
+    """When to decide again whether asking the draft pays. The decision itself takes time, and asking that did not pay in
+    one round hardly pays in the next, so the pauses double, up to ``longest`` rounds.
     """
 
     def __init__(self, longest: int = 8) -> None:
@@ -348,7 +349,7 @@ class DecisionBackoff:
         self.reset()
 
     def reset(self) -> None:
-        """It is due in the next round."""
+        """Decide again in the next round."""
         self._pause = self._left = 0
 
     def due(self) -> bool:
@@ -374,11 +375,11 @@ class Probing:
         self._rounds = 0
 
     def asked(self) -> None:
-        """In this round asking paid."""
+        """Asking paid in this round."""
         self._pause, self._rounds = self._first, 0
 
     def due(self, cost: float) -> bool:
-        """Whether to try with one candidate in this round, in which asking does not pay; it costs so many plain rounds."""
+        """Whether to ask for one candidate in this round although it does not pay; ``cost`` is in plain rounds."""
         self._rounds += 1
         if self._rounds < max(self._pause, min(self._longest, cost / self._most_share)):
             return False

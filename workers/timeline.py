@@ -13,7 +13,7 @@ MOST_SLICES = 20_000
 class Timeline:
     """Slices of one thread of work. Times are those of ``time.perf_counter``, which all processes of a host share.
 
-    May be filled and fetched by different threads. Beyond its size it keeps the oldest, and counts what it drops.
+    Different threads may add and fetch. When it is full, new slices are dropped and counted.
     """
 
     def __init__(self, most: int = MOST_SLICES) -> None:

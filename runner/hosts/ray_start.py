@@ -116,7 +116,7 @@ def _start(
     if metrics_port is None:
         changes.append(ray_compat.NO_METRICS)
     try:
-        with ray_compat.changed(*changes), _private_files():
+        with ray_compat.replaced(*changes), _private_files():
             os.environ.pop(OF_A_SUBMITTED_JOB, None)
             ray.init(
                 # Otherwise RAY_ADDRESS in the environment would make Ray join that cluster.
@@ -190,7 +190,7 @@ def joined_ray(address: str, patience: float = SILENCE_SECONDS) -> Iterator[Head
     from ray.exceptions import RayError
 
     try:
-        with ray_compat.changed(ray_compat.OWN_LIBRARIES, ray_compat.COMMAND_LINE, *ray_compat.QUIET):
+        with ray_compat.replaced(ray_compat.OWN_LIBRARIES, ray_compat.COMMAND_LINE, *ray_compat.QUIET):
             ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"--address: the cluster at {address} cannot be joined: {first_line(error)}") from error

@@ -274,13 +274,13 @@ def test_what_was_made_is_cut_down_to_the_likeliest_candidates_that_share_the_pa
 
     def counts(rows: int, proposals: list[Proposal], policy: AskingPolicy = policy) -> list[int]:
         """Beside rows without candidates."""
-        found = policy.filled([*proposals, *[NO_PROPOSAL] * (rows - len(proposals))], rows, forecast)
+        found = policy.cut_to_slots([*proposals, *[NO_PROPOSAL] * (rows - len(proposals))], rows, forecast)
         return [len(each.tokens) for each in found[: len(proposals)]]
 
     assert [counts(rows, made) for rows in (10, 12, 13, 16)] == [[4, 2], [4, 0], [3, 0], [0, 0]]
     assert counts(10, [*made, Proposal((7, 7))]) == [4, 0, 2], "of the third nobody knows, so it has its slots"
     runners_up = [each._replace(runners_up=[(0, 9), (3, 9)]) for each in made]
-    found = policy.filled([*runners_up, *[NO_PROPOSAL] * 7], 9, forecast)
+    found = policy.cut_to_slots([*runners_up, *[NO_PROPOSAL] * 7], 9, forecast)
     assert [(len(each.tokens), each.runners_up) for each in found[:2]] == [(3, [(0, 9)]), (0, [])]
     assert counts(100, made, policy_of(Draft(DraftCost(1.0)), 4)) == [4, 4], "as many as was said"
     assert counts(100, made[:1]) == [4], "nobody beside it to rank it against"
@@ -300,7 +300,9 @@ def test_what_a_constraint_forces_is_nothing_that_candidates_gain() -> None:
     assert 0 < count < 4 * free[0], "a candidate takes four slots, so fewer are worth theirs"
     made = [Proposal((1, 2, 3, 4), reaches=(0.5, 0.5, 0.5, 0.5)) for _ in range(2)]
     forecast = Forecast(20.0, 9.0, 1.0)
-    kept = [[len(each.tokens) for each in policy.filled(made, 12, forecast, constrained)] for constrained in ((), (0, 1))]
+    kept = [
+        [len(each.tokens) for each in policy.cut_to_slots(made, 12, forecast, constrained)] for constrained in ((), (0, 1))
+    ]
     assert kept[0] == [4, 4] and sum(kept[1]) < 8, "the same chances, all but the first of what is forced"
 
 

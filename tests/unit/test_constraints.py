@@ -26,7 +26,7 @@ from one_tokenizer_process import tokenizer_process
 from outrider.runner.job.nesting import MOST_LEVELS
 from outrider.workers.constraints.grammars import LIMITS, BadConstraint, grammar_of, refuse_unusable
 from outrider.workers.constraints.matching import Matching
-from outrider.workers.constraints.schemas import ANNOTATIONS, KEPT
+from outrider.workers.constraints.schemas import ANNOTATIONS, IMPLEMENTED
 from outrider.workers.draft import drafter
 from outrider.workers.draft.drafter import DraftRow, _Guide
 from outrider.workers.engines import native
@@ -119,7 +119,7 @@ def test_what_may_come_depends_on_what_is_written_alone(name: str, seed: int) ->
         if at % 3 == seed % 3:
             wander(tried, random, at + 5)
             # Back further than to here, and here again along what was taken before.
-            tried.back(at // 2)
+            tried.truncate(at // 2)
             assert all(map(tried.take, tokens[at // 2 : at]))
         # Wrong tokens change nothing.
         assert not any(map(tried.take, (wrong for wrong in range(1, 60) if wrong not in allowed(straight))))
@@ -319,16 +319,16 @@ def test_a_mask_is_left_out_where_it_costs_more_than_what_fails_without() -> Non
     maker._refused = 2e-3
     assert not maker._is_open(row), "this model knows no JSON"
     maker._refused = 0.0
-    row.kind = (1, (5, 6))
-    assert not maker._is_open(row, row.kind), "a place behind what was forced is of another kind"
-    maker._learn(row.kind, 2e-3)
-    assert not maker._is_open(row, row.kind), "the first mask of a kind takes longer than the next"
-    maker._learn(row.kind, 1e-3)
-    assert maker._is_open(row, row.kind), "of which other rows know"
+    row.next_mask_key = (1, (5, 6))
+    assert not maker._is_open(row, row.next_mask_key), "a place behind what was forced is of another kind"
+    maker._observe_mask(row.next_mask_key, 2e-3)
+    assert not maker._is_open(row, row.next_mask_key), "the first mask of a kind takes longer than the next"
+    maker._observe_mask(row.next_mask_key, 1e-3)
+    assert maker._is_open(row, row.next_mask_key), "of which other rows know"
     row.mask_seconds = 0.0
     assert not maker._is_open(row)
     for _ in range(2):
-        maker._learn(maker._kind_amid(row), 1e-3)
+        maker._observe_mask(maker._unforced_key(row), 1e-3)
     assert maker._is_open(row), "where masks became dear for others"
     assert not MaskMaker(FakeEngine(vocabulary=4096))._is_open(replace(row, mask_seconds=1e-3)), "none that ranks choices"
     assert not maker._is_open(replace(row, row=replace(row.row, logprobs=0), mask_seconds=1e-3))
@@ -572,7 +572,7 @@ def fits(schema: dict[str, Any], text: str) -> bool:
     return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())
 
 
-@pytest.mark.parametrize("key", sorted(KEPT))
+@pytest.mark.parametrize("key", sorted(IMPLEMENTED))
 def test_each_keyword_that_is_let_through_is_kept(key: str) -> None:
     schema, text = BROKEN[key]
     assert not fits(schema, text)

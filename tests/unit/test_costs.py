@@ -90,9 +90,9 @@ def test_what_context_adds_is_doubted_until_lengths_have_differed() -> None:
     assert waves(0.002, 1, 3).context.seconds < 0.0002
     assert ContextCost().seconds == 0.0
     known = waves(0.002, 8, 400)
-    for again in (known.as_now(), known.measured_anew({1: 1.0, 8: 2.0}), known.sharing_like(known)):
+    for again in (known.snapshot(), known.measured_anew({1: 1.0, 8: 2.0}), known.sharing_like(known)):
         assert again.context.seconds == known.context.seconds
-    again = known.as_now()
+    again = known.snapshot()
     again.observe_pass([1] * 8, 50.0, context=10)
     assert again.context.seconds == known.context.seconds, "one pass is no slope"
 

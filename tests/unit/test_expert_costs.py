@@ -138,7 +138,7 @@ def test_a_slower_machine_is_not_taken_for_other_experts() -> None:
 
 def test_what_is_kept_of_the_start_learns_what_texts_need_but_no_seconds() -> None:
     curve, chance = curve_of(), random.Random(7)
-    start, other = curve.as_now(), CostCurve({1: 10.0, 8: 20.0}).sharing_like(curve)
+    start, other = curve.snapshot(), CostCurve({1: 10.0, 8: 20.0}).sharing_like(curve)
     before = start(8), other(8)
     for _ in range(40):
         needed = drawn([8], 0.9, chance)

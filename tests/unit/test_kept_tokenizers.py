@@ -172,7 +172,7 @@ def test_transformers_is_asked_once_for_texts_and_again_for_conversations(tmp_pa
     assert second.decode([1, 2, 6]) == first.decode([1, 2, 6]) == "the cat"
     assert second.chats and second.meanings() == first.meanings()
     assert whole_loads == [path]
-    assert second.encode_chat([{"role": "user", "content": "the cat"}]) == [1, 2, 4]
+    assert second.encode_rendered(second.render([{"role": "user", "content": "the cat"}])) == [1, 2, 4]
     assert whole_loads == [path, path]
 
 
@@ -250,7 +250,7 @@ def test_a_template_of_other_files_is_not_taken(tmp_path: Path) -> None:
     begun.load_template()
     (tmp_path / "t" / "chat_template.jinja").write_text("mat")
     begun.load_template()
-    assert begun.encode_chat([{"role": "user", "content": "the cat"}]) == [1, 2, 4]
+    assert begun.encode_rendered(begun.render([{"role": "user", "content": "the cat"}])) == [1, 2, 4]
     for _ in range(2):
         with pytest.raises(ModelError, match="was changed while its model is in use"):
             late.load_template()

@@ -87,7 +87,7 @@ def tokens_a_second(seed: int, points: dict[int, float], count: int | None, monk
         proposer=link,
         batch=1,
         draft_tokens=count,
-        verify_seconds=curve.as_now(),
+        verify_seconds=curve.snapshot(),
         end_tokens=(),
     )
     link.attach(ClockedWay(Drafter(Draft(world, clock), ()), clock, WAY))

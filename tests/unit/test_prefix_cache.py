@@ -216,9 +216,9 @@ def test_what_is_kept_is_bounded_and_counted(seed: int, most: int, most_rows: in
                 del live[key]
             kept = [tokens for name, tokens in engine.rows.items() if name < 0]
             assert store.held <= store.allowed <= most
-            assert len(store._given_up) <= most_rows
-            known = {name for alike in store._alike.values() for name in alike}
-            assert known == {*store._live, *store._kept, *store._given_up}
+            assert len(store._dropped) <= most_rows
+            known = {name for alike in store._by_beginning.values() for name in alike}
+            assert known == {*store._live, *store._kept, *store._dropped}
             assert len(kept) <= most_rows
             # Rows that differ within their first tokens are counted apart.
             by_beginning: dict[tuple[int, ...], list[list[int]]] = {}

@@ -47,11 +47,11 @@ from outrider.workers.models.model_info import find, read_model_info
 from outrider.workers.quantising import folder as folder_module
 from outrider.workers.quantising.compressed import description, pack, tensors_of
 from outrider.workers.quantising.forward import Forward
-from outrider.workers.quantising.gptq import Feedback, error_feedback
+from outrider.workers.quantising.gptq import Feedback
 from outrider.workers.quantising.grids import Form, fit, nearest, whole_range
-from outrider.workers.quantising.layers import layers_of, live_behind, named
+from outrider.workers.quantising.layers import layers_of, live_buffers, named
 from outrider.workers.quantising.made import Made
-from outrider.workers.quantising.methods import Choice, after, best_of, rounded_in_all_ways
+from outrider.workers.quantising.methods import Choice, best_of, rounded_in_all_ways, run_layer
 from outrider.workers.quantising.quantisable import check_quantisable
 from outrider.workers.quantising.quantiser import Wanted, choice_of, program_of, quantise
 from outrider.workers.quantising.scales import apply
@@ -194,7 +194,7 @@ def test_layers_one_after_the_other_give_the_whole(name: str) -> None:
     with torch.inference_mode():
         forward.run(0, layers[0].start, buffers, TOKENS)
         for start, stop in pairwise([*(layer.start for layer in layers), len(program.ops) - 1]):
-            buffers = {number: buffers[number] for number in live_behind(program, start) if number in buffers}
+            buffers = {number: buffers[number] for number in live_buffers(program, start) if number in buffers}
             forward.run(start, stop, buffers, torch.empty(0))
     found = buffers[program.ops[-1].input.buffer].view(-1, LENGTH, program.vocabulary)
     assert torch.equal(found, logits(program, tensors))
@@ -268,10 +268,10 @@ def test_error_feedback_loses_least_where_it_is_asked_to() -> None:
         return float(((found - matrix) @ inputs.T).square().sum())
 
     plain = nearest(matrix, fit(matrix, FORM, hessian.diagonal()), FORM)
-    fed_back = error_feedback(matrix, hessian, FORM)
+    fed_back = Feedback(hessian).rounded(matrix, FORM)
     assert loss(fed_back.matrix()) < 0.4 * loss(plain.matrix())
     # Where no column tells of another, nothing is to be made up for, and only the scales can still gain.
-    alone, by_itself = error_feedback(matrix, torch.eye(160), FORM), nearest(matrix, fit(matrix, FORM), FORM)
+    alone, by_itself = Feedback(torch.eye(160)).rounded(matrix, FORM), nearest(matrix, fit(matrix, FORM), FORM)
     assert (alone.matrix() - matrix).norm() <= (by_itself.matrix() - matrix).norm()
     assert (alone.values != by_itself.values).float().mean() < 0.05
 
@@ -299,10 +299,10 @@ def test_shares_of_the_rows_are_rounded_side_by_side() -> None:
     try:
         torch.set_num_threads(2)
         with torch.inference_mode():
-            both = error_feedback(weights, hessian, FORM)
+            both = Feedback(hessian).rounded(weights, FORM)
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
-        parts = [error_feedback(part, hessian, FORM) for part in (weights[:550], weights[550:])]
+        parts = [Feedback(hessian).rounded(part, FORM) for part in (weights[:550], weights[550:])]
     finally:
         torch.set_num_threads(before)
     assert torch.equal(both.values, torch.cat([part.values for part in parts]))
@@ -646,8 +646,8 @@ def test_layers_go_on_from_rounded_ones() -> None:
     buffers: dict[int, Tensor] = {}
     with torch.inference_mode():
         Forward(program, tensors, LENGTH).run(0, layer.start, buffers, TOKENS)
-        whole = after(program, layer, tensors, buffers, LENGTH)
-        again = after(program, layer, tensors, buffers, LENGTH)
+        whole = run_layer(program, layer, tensors, buffers, LENGTH)
+        again = run_layer(program, layer, tensors, buffers, LENGTH)
     assert all(torch.equal(whole[number], again[number]) for number in whole)
 
 

@@ -32,7 +32,7 @@ from outrider.workers.precisions import PRECISIONS
 from outrider.workers.quantising import methods
 from outrider.workers.quantising.layers import layers_of, named
 from outrider.workers.quantising.made import Made
-from outrider.workers.quantising.methods import Choice, after, observe, rounded_in_all_ways
+from outrider.workers.quantising.methods import Choice, observe, rounded_in_all_ways, run_layer
 from outrider.workers.quantising.quantisable import check_quantisable
 from outrider.workers.quantising.quantiser import program_of, quantise, read
 from outrider.workers.quantising.scales import apply
@@ -225,11 +225,11 @@ def test_each_expert_goes_by_the_tokens_that_come_to_it(tmp_path: Path, monkeypa
         return x
 
     with torch.inference_mode():
-        plain = after(program, layer, tensors, buffers, LENGTH, watch, exactly=True)
+        plain = run_layer(program, layer, tensors, buffers, LENGTH, watch, exactly=True)
         sent = {number: len(x) for number, x in heard.items() if number in layer.experts}
         few = set[int]()
         monkeypatch.setattr(methods, "LEAST_TOKENS", least := sorted(sent.values())[len(sent) // 2])
-        with_others = after(program, layer, tensors, buffers, LENGTH, watch, exactly=True, few=few)
+        with_others = run_layer(program, layer, tensors, buffers, LENGTH, watch, exactly=True, few=few)
         assert all(torch.equal(plain[number], with_others[number]) for number in plain)
         assert few == {number for number in range(front.weight, front.weight + front.heads) if sent.get(number, 0) < least}
         for expert in range(front.heads):
@@ -261,7 +261,7 @@ def test_an_expert_that_no_token_comes_to_is_rounded_by_the_layers_own(tmp_path:
         [nearest] = rounded_in_all_ways(program, layer, Choice("rtn", FORM, False), tensors, stored, buffers, LENGTH)
         seen = observe(program, layer, FORM, "awq", tensors, buffers, LENGTH)
         heard = dict[int, int]()
-        after(program, layer, tensors, buffers, LENGTH, lambda number, x: [heard.setdefault(number, len(x)), x][1])
+        run_layer(program, layer, tensors, buffers, LENGTH, lambda number, x: [heard.setdefault(number, len(x)), x][1])
     front = next(op for op in program.ops if op.kind is Kind.EXPERTS)
     assert front.weight not in heard and front.weight + 1 in heard
     assert fed_back.few == front.heads and nearest.few == 0

@@ -73,14 +73,14 @@ def test_a_private_use_is_seen(source: str) -> None:
 
 def test_the_ray_that_is_installed_has_all_of_them() -> None:
     before = [ray_compat.find(change.module, change.name, change.purpose) for change in ALL]
-    with ray_compat.changed(*ALL):
+    with ray_compat.replaced(*ALL):
         assert services.resolve_ip_for_localhost("127.0.0.1") == "127.0.0.1"
         assert ray._private.utils.get_dashboard_dependency_error()
     assert [ray_compat.find(change.module, change.name, change.purpose) for change in ALL] == before
 
 
 @pytest.mark.parametrize("change", ALL, ids=lambda change: change.name)
-def test_a_ray_without_one_of_them_is_not_started(change: ray_compat.Change, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_without_one_of_them_is_not_started(change: ray_compat.Replacement, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(**_: Any) -> None:
         raise AssertionError("Ray was started without what keeps it safe")
 
@@ -102,7 +102,7 @@ def test_a_ray_without_one_of_them_is_not_started(change: ray_compat.Change, mon
 def test_workers_are_not_told_of_the_drivers_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a file numpy.py in one of them, none came up."""
     job = JobConfig(_py_driver_sys_path=["/where/the/program/lies"])
-    with ray_compat.changed(ray_compat.OWN_LIBRARIES):
+    with ray_compat.replaced(ray_compat.OWN_LIBRARIES):
         job._py_driver_sys_path.append(str(Path.cwd()))
         told = common_pb2.JobConfig.FromString(job._serialize())
     assert not told.py_driver_sys_path
@@ -110,7 +110,7 @@ def test_workers_are_not_told_of_the_drivers_folders(monkeypatch: pytest.MonkeyP
     assert common_pb2.JobConfig.FromString(other._serialize()).py_driver_sys_path == ["/a"], "it has not been put back"
     del other._py_driver_sys_path
     with (
-        ray_compat.changed(ray_compat.OWN_LIBRARIES),
+        ray_compat.replaced(ray_compat.OWN_LIBRARIES),
         pytest.raises(RayUnsupportedError, match=r"no ray\.job_config\.JobConfig\._py_driver_sys_path, which"),
     ):
         other._serialize()
@@ -119,7 +119,7 @@ def test_workers_are_not_told_of_the_drivers_folders(monkeypatch: pytest.MonkeyP
 def test_a_command_line_that_is_not_utf8_reaches_ray_in_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     """A path may hold any bytes. Ray did not start where one stood on the command line."""
     monkeypatch.setattr("ray._private.utils.get_entrypoint_name", lambda: "outrider run in.jsonl -o \udcff")
-    with ray_compat.changed(ray_compat.COMMAND_LINE):
+    with ray_compat.replaced(ray_compat.COMMAND_LINE):
         assert ray._private.utils.get_entrypoint_name() == "outrider run in.jsonl -o \\udcff"
 
 

@@ -216,7 +216,7 @@ go_without_torch()
 from outrider.workers.models.model_info import find
 from outrider.workers.models.tokenizer import Tokenizer
 tokenizer = Tokenizer(find("pocket"))
-tokens = tokenizer.encode("import os") + tokenizer.encode_chat([{"role": "user", "content": "a"}])
+tokens = tokenizer.encode("import os") + tokenizer.encode_rendered(tokenizer.render([{"role": "user", "content": "a"}]))
 print(tokens, repr(tokenizer.decode(tokens)), "torch" in sys.modules)
 import torch
 torch.zeros(1)
@@ -227,6 +227,6 @@ torch.zeros(1)
 def test_tokenizers_need_no_torch_and_say_the_same() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
     tokenizer = Tokenizer(find("pocket"))
-    tokens = tokenizer.encode("import os") + tokenizer.encode_chat([{"role": "user", "content": "a"}])
+    tokens = tokenizer.encode("import os") + tokenizer.encode_rendered(tokenizer.render([{"role": "user", "content": "a"}]))
     assert done.stdout.strip() == f"{tokens} {tokenizer.decode(tokens)!r} False"
     assert done.stderr == "", "nobody is to be told that torch is not there"

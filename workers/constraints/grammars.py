@@ -1,6 +1,6 @@
-"""From what a row asks of its answer to a grammar of llguidance, and whether that can be used.
+"""Turns a row's constraint (schema, expression, choice, tools, grammar) into a grammar of llguidance, and checks it.
 
-For a process that may be ended: a schema is a stranger's program.
+To be called in a process with limits: a schema comes from the user and may take any amount of time and memory to compile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider.workers.constraints.tool_grammars import TokenOf, schema_in, tool_
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# As the library has them by default, spelled out so that another version of it refuses no row that this one takes.
+# The library's defaults, written out so that another version of it accepts the same rows.
 LIMITS = LLParserLimits(
     max_items_in_row=2000,
     initial_lexer_fuel=1_000_000,
@@ -30,12 +30,12 @@ LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-LONGEST_SAID = 300
-# What a schema may tell the library of its own accord. Others would let it leave out what it does not know.
+LONGEST_ERROR = 300
+# The options of llguidance that a schema may set in "x-guidance". Others would let the library ignore unknown keywords.
 SCHEMA_OPTIONS = frozenset({"whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"})
 COMPACT = {"whitespace_flexible": False}
-# Attributes of rules by which the library asks for what is none of a grammar's business here; not a text, an expression, a
-# comment or a special token of Lark that holds such a word. Behind %json a schema follows.
+# The attributes of rules that are not supported, and each %json, which a schema follows. Strings, expressions, comments and
+# special tokens of Lark are matched first, so that such a word within them is skipped.
 NOT_HONOURED = re.compile(
     r"""(?x) "(?:\\.|[^"\\\n])*" | /(?!/)(?:\\.|[^/\\])+/ | (?:\#|//)[^\n]* | <[^<>\s]+>
     | (?P<attribute>max_tokens|temperature)\s*= | (?P<json>%json)\s*"""
@@ -49,7 +49,7 @@ class BadConstraint(ValueError):
 def grammar_of(constraint: Mapping[str, Any], token_of: TokenOf = lambda mark: None) -> str:
     """``constraint`` has a ``kind`` (json, regex, choice, grammar) and its ``value``, for json also ``options``.
 
-    Of the kind ``tools`` it has what `tool_grammars.py` says, and ``token_of`` knows marks that are tokens.
+    The kind ``tools`` has the keys that `tool_grammars.py` lists; ``token_of`` gives the token of a mark, or None.
     """
     kind = constraint["kind"]
     if kind == "tools":
@@ -68,7 +68,7 @@ def grammar_of(constraint: Mapping[str, Any], token_of: TokenOf = lambda mark: N
 
 
 def usable_grammar_of(constraint: Mapping[str, Any], tokenizer: LLTokenizer, token_of: TokenOf) -> str:
-    """A BadConstraint where no answer can be begun by it; of functions it says which."""
+    """The grammar; a BadConstraint where it allows no answer at all, which names the function whose schema is at fault."""
     for name, schema in constraint.get("tools", ()):
         try:
             refuse_unusable(_json_grammar(schema_in(ToolForm(*constraint["form"]), schema), {}), tokenizer)
@@ -90,7 +90,7 @@ def _json_grammar(schema: Any, options: Mapping[str, Any]) -> str:
 
 
 def _check_schema(schema: Any) -> None:
-    """A BadConstraint where the library would leave something out."""
+    """A BadConstraint where the library would ignore a keyword."""
     if not isinstance(schema, dict):
         return
     own = schema.get("x-guidance", {})
@@ -118,7 +118,7 @@ def _own_grammar(text: str) -> str:
 
 
 def refuse_unusable(grammar: str, tokenizer: LLTokenizer) -> None:
-    """A BadConstraint where no answer can be begun by it."""
+    """A BadConstraint where the grammar allows no first token, or is too large."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
@@ -127,7 +127,7 @@ def refuse_unusable(grammar: str, tokenizer: LLTokenizer) -> None:
 
 
 def shortened(error: object) -> str:
-    """What the library says, as part of one line."""
+    """The first line of the library's error, printable and of limited length, for a sentence of ours."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     line = "".join(letter if letter.isprintable() else " " for letter in line).rstrip(".,:; ")
-    return line if len(line) <= LONGEST_SAID else f"{line[:LONGEST_SAID]}…"
+    return line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]}…"

@@ -1,9 +1,8 @@
-"""How far a row's answer has come in its grammar, and what may come next.
+"""A row's state in its grammar: the tokens so far, and which may come next.
 
-The set of allowed tokens is a function of the tokens written so far, and of nothing else: not of how many were tried and
-taken back, nor of where an earlier process stopped, nor of other rows with the same grammar. Where the grammar forces text,
-llguidance spells it in tokens once, as the tokenizer would; that spelling is kept until it is used up, and no other is
-allowed.
+The set of allowed tokens depends on the tokens written so far and on nothing else: not on candidates that were tried and
+rejected, on where an earlier process stopped, or on other rows with the same grammar. Where the grammar forces text,
+llguidance tokenizes it once, as the tokenizer would; only these tokens are allowed until all of them are written.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from numpy.typing import NDArray
 
 from outrider.workers.constraints.grammars import LIMITS, BadConstraint, shortened
 
-# Compiled grammars that are kept: most jobs have a few, each for many rows.
+# So many compiled grammars are kept: most jobs have a few, each for many rows.
 MOST_COMPILED = 64
-# A mask that leaves a place open, which masks that take less never do.
+# A word of a mask that allows every token.
 EVERYTHING = np.uint32(0xFFFFFFFF)
+# A mask that takes at least this long to compute may be left open, which allows every token; the choice is checked later.
 LEAST_OPEN_SECONDS = 2e-4
 
 Result = TypeVar("Result")
@@ -31,8 +31,8 @@ Result = TypeVar("Result")
 class CompiledGrammar:
     """A grammar, and a matcher of it whose copies share one lexer.
 
-    The library keeps all states that the lexer of a grammar has been in, whoever brought it there, and gives up where they
-    are too many. So it may give up at a row for what other rows have written, or for what a draft proposed.
+    The library keeps every state that the lexer of a grammar has been in, for all rows and candidates, and fails where they
+    exceed a limit. So it may fail at one row because of what other rows wrote or a draft proposed.
     """
 
     def __init__(self, tokenizer: LLTokenizer, grammar: str) -> None:
@@ -49,7 +49,7 @@ class CompiledGrammar:
         return self._matcher.deep_copy()
 
     def with_new_lexer(self) -> LLMatcher:
-        """A copy whose lexer has been in no state yet; further copies share that one."""
+        """A copy with an empty lexer; later copies share it."""
         self._matcher = self._compile()
         return self.copy()
 
@@ -58,17 +58,17 @@ class CompiledGrammar:
 
 
 class Matching:
-    """One row's place in its grammar. ``ends`` are the tokens that end it, the one that is written where it must end first.
+    """One row's state in its grammar. ``ends`` are the end tokens; the first of them is written where the text must end.
 
-    A token that ends the row may come wherever the grammar allows the text to end, and is no part of it.
+    An end token is allowed wherever the grammar allows the text to end, and is no part of the text.
 
-    Candidates are tried when they come, again when masks are made, and again when they are committed. So ``back`` only says
-    where the row stands; the library's matcher stays ahead, and tokens along its way cost nothing, until it is asked for
-    another token or a mask.
+    Candidates are tried when they arrive, again when masks are made, and again when they are committed. So ``truncate``
+    only sets the row's length: the library's matcher stays ahead, tokens that it has consumed already cost nothing, and it
+    is rewound only for another token or a mask.
     """
 
     def __init__(self, compiled: CompiledGrammar, ends: Sequence[int], vocabulary: int) -> None:
-        """``vocabulary`` is how many ids the model scores; a tokenizer may have more."""
+        """``vocabulary`` is how many tokens the model scores; its tokenizer may have more."""
         self._compiled = compiled
         self._vocabulary = vocabulary
         self._tokenizer = compiled.tokenizer
@@ -76,12 +76,12 @@ class Matching:
         self._end_bit = self._tokenizer.eos_token
         self._scratch = np.zeros(-(-self._tokenizer.vocab_size // 32), np.uint32)
         self._ends = tuple(ends)
-        # Those that the matcher has been through; the row stands behind the first so many of them.
+        # The tokens that the matcher has consumed; the row has the first ``_length`` of them.
         self._tokens: list[int] = []
         self._length = 0
-        # After each of the tokens, and before the first: what is forced to come next, as far as it is spelled.
+        # Before the first token, and after each: the tokens that are forced to come next, as far as they are known.
         self._forced: list[tuple[int, ...]] = [()]
-        self._forced[0] = self._surely(self._spelled)
+        self._forced[0] = self._with_new_lexer_on_error(self._forced_tokens)
 
     def __len__(self) -> int:
         return self._length
@@ -91,12 +91,12 @@ class Matching:
         return self._tokens[: self._length]
 
     def last(self, count: int) -> Sequence[int]:
-        """At most so many of the tokens, the last ones."""
+        """The last ``count`` tokens, or all of fewer."""
         return self._tokens[max(0, self._length - count) : self._length]
 
     @property
     def forced(self) -> tuple[int, ...]:
-        """What must come next, where that is known; more may be behind it."""
+        """The tokens that must come next, as far as known; further ones may be forced after them."""
         return self._forced[self._length]
 
     @property
@@ -105,45 +105,45 @@ class Matching:
 
     @property
     def problem(self) -> str:
-        """What the library gave up at; "" where it did not."""
+        """The library's error; "" where there is none."""
         return shortened(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def take(self, token: int) -> bool:
-        """Go on with the token; False, and nothing is changed, where it may not come."""
+        """Append the token; False, and nothing is changed, where it is not allowed."""
         forced = self.forced
-        # Less than 0 is what an engine answers where it could choose nothing.
+        # An engine's choice is -1 where its mask allowed no token.
         if token < 0 or self.ended or (forced and token != forced[0]):
             return False
         if self._length < len(self._tokens):
             if self._tokens[self._length] == token:
                 self._length += 1
                 return True
-            self._come_back()
+            self._rewind_matcher()
         if token in self._ends:
-            if not forced and not self._surely(lambda: self._may_end_by(token)):
+            if not forced and not self._with_new_lexer_on_error(lambda: self._may_end_by(token)):
                 return False
-            self._go_on(token, ())
+            self._append(token, ())
             return True
-        if not self._surely(lambda: self._consume(token, known=bool(forced))):
+        if not self._with_new_lexer_on_error(lambda: self._consume(token, known=bool(forced))):
             return False
-        self._go_on(token, forced[1:])
+        self._append(token, forced[1:])
         if not self.forced:
-            self._forced[-1] = self._surely(self._spelled)
+            self._forced[-1] = self._with_new_lexer_on_error(self._forced_tokens)
         return True
 
     def allows(self, token: int) -> bool:
         """Whether the token may come next."""
         if not self.take(token):
-            self.mend()
+            self.recover()
             return False
-        self.back(len(self) - 1)
+        self.truncate(len(self) - 1)
         return True
 
-    def back(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens."""
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` tokens."""
         if length < self._length:
             self._length = length
-            self.mend()
+            self.recover()
 
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """Set the bits of the tokens that may come next. ``mask`` is as long as the model's vocabulary asks for."""
@@ -153,9 +153,9 @@ class Matching:
         if forced := self.forced:
             _allow(mask, forced[0])
             return
-        self._come_back()
+        self._rewind_matcher()
         words = self._scratch
-        self._surely(lambda: self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes))
+        self._with_new_lexer_on_error(lambda: self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes))
         if self._matcher.is_error():
             return
         end_word, end_bit = self._end_bit // 32, np.uint32(1 << self._end_bit % 32)
@@ -164,20 +164,20 @@ class Matching:
         shorter = min(len(words), len(mask))
         mask[:shorter] = words[:shorter]
         if may_end:
-            # Where nothing else may come, the end has one spelling too: `_spelled` may or may not have seen that it must.
+            # Where nothing but the end is allowed, only one end token is, whether `_forced_tokens` has noticed that or not.
             for end in self._ends if words.any() else self._ends[:1]:
                 _allow(mask, end)
 
-    def mend(self) -> None:
-        """After the library gave up at something that was only tried."""
+    def recover(self) -> None:
+        """After the library failed at a token that was only tried."""
         if self._matcher.is_error():
-            self._begin_again(self._compiled.copy())
+            self._replace_matcher(self._compiled.copy())
 
-    def _surely(self, step: Callable[[], Result]) -> Result:
-        """What the step gives. Where the library gives up at it, what it gives in a lexer that has only read this row."""
+    def _with_new_lexer_on_error(self, step: Callable[[], Result]) -> Result:
+        """The result of the step; where the library fails at it, that of the same step with a lexer for this row alone."""
         result = step()
         if self._matcher.is_error():
-            self._begin_again(self._compiled.with_new_lexer())
+            self._replace_matcher(self._compiled.with_new_lexer())
             result = step()
         return result
 
@@ -185,14 +185,14 @@ class Matching:
         return self._matcher.is_accepting() or self._matcher.validate_tokens([token]) == 1
 
     def _consume(self, token: int, known: bool) -> bool:
-        """``known``: to be the only one that may come."""
+        """``known``: it is the only one that is allowed."""
         return (known or self._matcher.validate_tokens([token]) == 1) and self._matcher.consume_token(token)
 
-    def _spelled(self) -> tuple[int, ...]:
+    def _forced_tokens(self) -> tuple[int, ...]:
         forced = self._matcher.compute_ff_tokens()
         fits = self._matcher.validate_tokens(forced) if forced else 0
         if forced and not fits:
-            # The library spells a text that names a special token with that token, which it then refuses itself.
+            # The library tokenizes text that reads like a special token as that token, and then refuses it itself.
             forced = self._tokenizer.greedy_tokenize(self._matcher.compute_ff_bytes().decode(errors="ignore"))
             fits = self._matcher.validate_tokens(forced)
         forced = forced[:fits]
@@ -200,28 +200,28 @@ class Matching:
             return self._ends[:1]
         return tuple(takewhile(lambda token: token < self._vocabulary, forced))
 
-    def _go_on(self, token: int, forced: tuple[int, ...]) -> None:
+    def _append(self, token: int, forced: tuple[int, ...]) -> None:
         self._tokens.append(token)
         self._forced.append(forced)
         self._length += 1
 
-    def _come_back(self) -> None:
-        """Bring the matcher to where the row stands."""
-        gone = len(self._tokens) - self._length
-        if not gone:
+    def _rewind_matcher(self) -> None:
+        """Take the matcher back to the row's length."""
+        surplus = len(self._tokens) - self._length
+        if not surplus:
             return
-        known = gone - (self._tokens[-1] in self._ends)  # the library was never told of an end
+        consumed = surplus - (self._tokens[-1] in self._ends)  # the library is never given an end token
         del self._tokens[self._length :], self._forced[self._length + 1 :]
-        if known and not self._matcher.rollback(known):
-            self._begin_again(self._compiled.copy())
+        if consumed and not self._matcher.rollback(consumed):
+            self._replace_matcher(self._compiled.copy())
 
-    def _begin_again(self, matcher: LLMatcher) -> None:
-        """A matcher in which the library gave up stays like that: another one is brought to where the row stands."""
+    def _replace_matcher(self, matcher: LLMatcher) -> None:
+        """A matcher that has failed stays failed: let this other one consume the row's tokens."""
         del self._tokens[self._length :], self._forced[self._length + 1 :]
         self._matcher = matcher
-        known = self._tokens[:-1] if self.ended else self._tokens
-        if known:
-            self._matcher.consume_tokens(list(known))
+        consumed = self._tokens[:-1] if self.ended else self._tokens
+        if consumed:
+            self._matcher.consume_tokens(list(consumed))
 
 
 def _allow(mask: NDArray[np.uint32], token: int) -> None:
@@ -245,7 +245,7 @@ class Grammars:
         return self._tokenizer
 
     def matching(self, grammar: str, ends: Sequence[int]) -> Matching:
-        """The beginning of an answer. A BadConstraint where there can be none."""
+        """The state of an empty answer; a BadConstraint where the grammar cannot be compiled."""
         tokenizer = self.load()
         compiled = self._compiled.get(grammar)
         if compiled is None:

@@ -1,7 +1,7 @@
-"""What of a JSON Schema llguidance would leave out.
+"""Finds the keywords of a JSON Schema that llguidance would silently ignore.
 
-It refuses the keywords that the schema's draft has and it cannot keep, and leaves out, without a word, those that the draft
-has not: misspelled ones, OpenAPI's, another draft's.
+It refuses the keywords of the schema's draft that it does not implement, but ignores those that are not in that draft:
+misspelled ones, OpenAPI's, another draft's.
 """
 
 from __future__ import annotations
@@ -11,46 +11,46 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-# What it keeps.
+# The keywords that it implements.
 # fmt: off
-KEPT = frozenset((
+IMPLEMENTED = frozenset((
     "type", "const", "enum", "$ref", "allOf", "anyOf", "oneOf", "properties", "patternProperties", "additionalProperties",
     "required", "minProperties", "maxProperties", "items", "prefixItems", "additionalItems", "minItems", "maxItems",
     "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf",
 ))
-# What says nothing of which answers fit: JSON Schema's, OpenAPI's, and a flag that OpenAI has beside schemas.
+# Keywords that do not constrain answers: JSON Schema's, OpenAPI's, and "strict", a flag that OpenAI has beside schemas.
 ANNOTATIONS = frozenset((
     "$schema", "$id", "id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples",
     "example", "deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema",
     "discriminator", "externalDocs", "xml", "strict",
 ))
 # fmt: on
-# Where schemas stand: by name, or one or a list of them. Whatever else a keyword holds is data.
+# Keywords whose value holds further schemas: an object of them by name, or one or a list of them.
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 ONE_OR_MORE = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
 
 
 def left_out(root: Mapping[str, Any]) -> tuple[str, str] | None:
-    """A keyword that would not be kept, and the place of its schema as a `$ref` names it."""
+    """A keyword that would be ignored, and the JSON pointer of its schema as in a `$ref`; None where there is none."""
     found, references = _schemas_in(root)
     drafts = {str(schema["$schema"]) for schema in found.values() if "$schema" in schema}
     for place, schema in found.items():
         for key in schema:
             below = f"{place}/{_escaped(key)}/"
-            # Schemas may stand anywhere if something refers to them.
-            if not _kept(schema, key, place, drafts) and not any(each.startswith(below) for each in references):
+            # A keyword of any name may hold schemas that a `$ref` refers to.
+            if not _implemented(schema, key, place, drafts) and not any(each.startswith(below) for each in references):
                 return key, place
     return None
 
 
-def _kept(schema: Mapping[str, Any], key: str, place: str, drafts: set[str]) -> bool:
+def _implemented(schema: Mapping[str, Any], key: str, place: str, drafts: set[str]) -> bool:
     value = schema[key]
     match key:
         case "nullable":
             return value is False
         case "required":
-            # Draft 3 has true here, which nobody would see on what is no object.
+            # Draft 3 has true here, which has no effect on a schema that is not an object's.
             return not isinstance(value, bool)
         case "additionalItems":
             return value is True or isinstance(schema.get("items"), list)
@@ -61,11 +61,11 @@ def _kept(schema: Mapping[str, Any], key: str, place: str, drafts: set[str]) -> 
         case "x-guidance":
             return place == "#"
         case _:
-            return key in KEPT or key in ANNOTATIONS or key.startswith("x-")
+            return key in IMPLEMENTED or key in ANNOTATIONS or key.startswith("x-")
 
 
 def _schemas_in(root: Mapping[str, Any]) -> tuple[dict[str, Mapping[str, Any]], set[str]]:
-    """All schemas by their places, and the places that are referred to."""
+    """All schemas by their JSON pointers, and the pointers that a `$ref` names."""
     found: dict[str, Mapping[str, Any]] = {}
     references: set[str] = set()
     waiting: deque[tuple[str, Any]] = deque([("#", root)])
@@ -94,7 +94,7 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _at(root: Any, place: str) -> Any:
-    """None where there is nothing, of which the library tells."""
+    """The value at a JSON pointer; None where there is none, which the library reports."""
     for part in place.split("/")[1:]:
         if isinstance(root, list):
             root = root[int(part)] if part.isdecimal() and int(part) < len(root) else None

@@ -1,8 +1,8 @@
-"""How models write calls of tools in their texts, and how calls are found there again.
+"""The forms in which models write tool calls, and the parser that finds calls in an answer.
 
-Three forms are known, each by the JSON it holds: Hermes' and Qwen's ``<tool_call>`` around each call, Llama 3's bare JSON,
-and Mistral's ``[TOOL_CALLS]`` before a list. What a chat template writes around that JSON, it is asked itself
-(`workers/models/tool_detection.py`), so that a grammar has models write what they were trained on.
+There are three forms: ``<tool_call>`` around the JSON of each call (Hermes, Qwen), bare JSON (Llama 3), and
+``[TOOL_CALLS]`` before a list (Mistral). The exact text around the JSON is taken from the model's chat template
+(`workers/models/tool_detection.py`), so that a grammar has the model write what it was trained on.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ HERMES, LLAMA, MISTRAL = "hermes", "llama", "mistral"
 KNOWN = 'Hermes\' and Qwen\'s <tool_call>{"name": …, "arguments": …}</tool_call>, Llama 3\'s {"name": …, "parameters": …}, '
 KNOWN += 'Mistral\'s [TOOL_CALLS] [{"name": …, "arguments": …}]'
 OPENING, CLOSING, LIST, TAG = "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"
-# What may stand in an answer around its calls. Those that are special tokens are shown in texts where calls are looked for.
+# Marks around calls. Those that are special tokens are kept in the text of a row whose calls are parsed.
 MARKS = {HERMES: (OPENING, CLOSING), LLAMA: (TAG,), MISTRAL: (LIST,)}
-# The first mark of each form behind whatever else the model says. Of a Llama it is the answer's beginning that tells.
+# The mark that begins calls after other text. Llama 3 has none: its calls are the whole answer.
 BEGINNING = {HERMES: OPENING, MISTRAL: LIST}
 ARGUMENTS = {HERMES: ("arguments",), LLAMA: ("parameters", "arguments"), MISTRAL: ("arguments",)}
 SPACE = " \t\r\n"
@@ -65,7 +65,7 @@ def calls_of(text: str, kind: str, names: Collection[str]) -> Parsed:
 
 
 def certain(text: str, kind: str) -> int:
-    """How many characters of a text that goes on are text, whatever comes: no part of a call, and no space before one."""
+    """How many characters of an unfinished answer are text for certain: neither part of a call nor space before one."""
     if kind == LLAMA:
         begun = text.lstrip(SPACE)
         return 0 if begun.startswith("{") or TAG.startswith(begun[: len(TAG)]) else len(text)
@@ -115,7 +115,7 @@ def _marked_calls(text: str, kind: str, names: Collection[str]) -> Parsed:
 
 
 def _hermes_call(text: str, at: int, names: Collection[str]) -> tuple[list[Call], int]:
-    """Some models end their answer, or begin another call, where the closing mark should stand."""
+    """One call. Its closing mark may be missing at the end of the answer or before another call."""
     call, at = _call(text, _skip(text, at), HERMES, names)
     behind = _skip(text, at)
     if behind == len(text) or text.startswith(OPENING, behind):
@@ -148,7 +148,7 @@ def _call(text: str, at: int, kind: str, names: Collection[str]) -> tuple[Call, 
 
 
 def _members(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int]:
-    """Each value of an object, read and as it stands there, and where the object ends."""
+    """Each member of a JSON object as (value, its text), and where the object ends."""
     at = _skip(text, _expect(text, at, "{"))
     members: dict[str, tuple[Any, str]] = {}
     while True:

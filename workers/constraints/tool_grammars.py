@@ -1,7 +1,7 @@
 """The grammar of an answer that calls tools, in the form that the model's chat template writes.
 
-Where calls are required, the answer is nothing else. Where they are not, it may be any text, and each mark by which a call
-is known begins one that is whole. Either may come behind the model's thoughts.
+Where calls are required, the answer consists of them. Where they are optional, the answer is any text in which each mark of
+a call begins a complete one. The model's thoughts may come before either.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 
 from outrider.workers.constraints.tool_forms import BEGINNING, LLAMA, MARKS, TAG, ToolForm
 
-# A mark's token, where the tokenizer has one that no other text is spelled with.
+# The special token of a mark, or None.
 TokenOf = Callable[[str], int | None]
 ANY_TEXT = "/(?s:.*)/"
-NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def tool_grammar(constraint: Mapping[str, Any], token_of: TokenOf) -> str:
@@ -57,7 +56,7 @@ class _Rules:
             self.lines.append(f"arguments_{number}: %json {json.dumps(schema_in(form, schema))}")
         functions = " | ".join(f"function_{number}" for number in range(len(tools)))
         self.lines.append(f"call: {self._spelled(form.head)} ({functions}) {self._spelled(form.tail)}")
-        # Without the mark by which they are known, where it comes first.
+        # The same without the mark in front, for rules that have matched the mark already.
         self.lines.append(f"call_behind_mark: {self._behind_mark(form.head)} ({functions}) {self._spelled(form.tail)}")
         more = "" if one else f"({self._spelled(form.between or '')} call)*"
         self.lines.append(f"calls: {self._spelled(form.begin)} call {more} {self._spelled(form.end)}")
@@ -69,7 +68,7 @@ class _Rules:
     def optional(self, opening: str, one: bool) -> str:
         """Text, or text with calls in it. The text does not begin with ``opening``."""
         if self._form.kind == LLAMA:
-            # As calls are looked for: an answer that begins like one.
+            # The parser takes an answer that begins like a call for one, so text must not begin so.
             self._add_text("TEXT", f"[ \\t\\r\\n]*(\\{{|{_escaped(TAG)})(?s:.*)", *self._beginning_with(opening))
             return f"(calls | {self._spelled(TAG)} calls | TEXT)"
         mark = BEGINNING[self._form.kind]
@@ -81,7 +80,7 @@ class _Rules:
         if (token := self._token_of(mark)) is not None:
             first, later = f"FIRST_TEXT <[{token}]>", f"TEXT <[{token}]>"
         else:
-            # The mark may begin and end amid tokens: as soon as it stands there, a call follows.
+            # The mark may begin and end within tokens: as soon as the text contains it, a call follows.
             self._add_text("ANY_FIRST", *self._beginning_with(opening))
             self.lines.append(f"to_first[lazy]: ANY_FIRST {_quoted(mark)}")
             self.lines.append(f"to_later[lazy]: {ANY_TEXT} {_quoted(mark)}")
@@ -107,7 +106,7 @@ class _Rules:
         return [f"\\s*{_escaped(opening)}(?s:.*)"] if opening else []
 
     def _spelled(self, text: str) -> str:
-        """Marks that are tokens by these, all else letter by letter."""
+        """Text in Lark's notation: marks that are special tokens as these, all else as strings."""
         marks = MARKS[self._form.kind]
         parts = re.split(f"({'|'.join(map(re.escape, marks))})", text)
         return " ".join(self._mark(part) if part in marks else _quoted(part) for part in parts if part)
@@ -127,5 +126,5 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """In an expression between slashes."""
+    """Text escaped for a regular expression between slashes."""
     return re.sub(r"[^\w]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)

@@ -1,1 +1,1 @@
-"""The draft's side of a round, and the way to it."""
+"""The draft's side of a round, and the transports that connect a target with it."""

@@ -1,4 +1,4 @@
-"""Requests to a draft as calls of Ray: between hosts, and where shared memory cannot be had."""
+"""Requests to a draft as calls of Ray: between hosts, and where shared memory is not available."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.workers.messages import DraftReply, DraftRequest
 
 
 class CallTransport:
-    """Each request a call of the actor's ``propose``: works between any two hosts, and takes Ray about a millisecond."""
+    """Each request is a call of the actor's ``propose``. Works between any two hosts, and adds about a millisecond."""
 
     name = "calls"
 
@@ -31,7 +31,7 @@ class CallTransport:
         try:
             ray.get(self._actor.reconfigure.remote(cores, draft_ahead), timeout=timeout)
         except GetTimeoutError:
-            return  # it will come to it; until then it works as it did
+            return  # the call stays queued: the draft reconfigures later
         except RayError as error:
             raise DraftLost(first_line(error)) from error
 

@@ -22,32 +22,31 @@ from outrider.workers.engines.engine import DecodeFeed, Engine, Feed
 from outrider.workers.engines.prefix_cache import PrefixCache
 from outrider.workers.messages import Advance, DraftReply, DraftRequest, Sampling
 
-# Prompts enter the draft's cache in passes over so many tokens in all: what lies between its small matrices then stays in
-# the processor's caches.
+# A pass of prefill has so many tokens in all, so that the activations of a small model stay in the processor's caches.
 PREFILL_TOKENS = 256
-# A step that feeds a row more than this reads a text, which says nothing of what a candidate costs.
+# Passes that feed at most so many tokens a row are measured as steps; larger ones are prefill.
 MOST_FED = 2
-# A step that feeds more than this is mostly reading.
+# Passes over more than so many tokens are measured as prefill.
 MUCH_FED = 32
-# Behind masks a guess as clear is accepted less often, the further the less; behind so many masks all alike.
+# A parallel draft's guess is accepted less often the more masks come before it: chances are counted for so many positions,
+# of which the last stands for all later ones.
 DEPTHS = 6
-# What a pass made counts so much less with each pass behind it.
+# The decay of ``ChoicesPerPass`` for each pass.
 CHOICES_DECAY = 0.98
-# Drafting ahead beyond candidates that are this unlikely to be accepted is not worth the power.
+# No drafting ahead after candidates with a smaller reach.
 LEAST_REACH = 0.05
 
 
 @dataclass(slots=True)
 class DraftRow:
-    """``committed`` is what the target has decided, ``guessed`` how the draft goes on from there.
+    """``committed`` are the target's tokens, ``guessed`` the draft's own tokens after them.
 
-    ``margins`` say how clear each guess was, ``chances`` what that made of it when it was guessed, and ``reach`` is the
-    chance that all are accepted; ``miss_factor`` says how much oftener guesses miss in this row than their margins predict.
-    ``runners_up`` are the second choices (-1: not known). The engine's cache holds the first ``cached`` tokens of
-    ``committed`` and ``guessed`` together. The last guess has not been fed, so it is never among them.
+    For each guess there is its margin, its chance by that margin, and its runner-up (-1: not known); ``reach`` is the
+    product of the chances. ``miss_factor`` is the row's miss rate over the predicted one. The engine's cache holds the
+    first ``cached`` tokens of ``committed`` + ``guessed``, never the last guess, which has not been fed.
 
-    Of a text that is read in a ``window`` the tokens before ``begin`` are skipped, and the one there is, to the engine, the
-    text's first: models give that one the attention that goes nowhere else. ``rounds`` are those in which it had guesses.
+    With a ``window`` the tokens before ``begin`` are skipped, and the text's first token is fed in the place of the token
+    at ``begin``, since models use it as an attention sink. ``rounds`` counts the rounds in which the row had guesses.
     """
 
     committed: list[int] = field(default_factory=list)
@@ -63,10 +62,10 @@ class DraftRow:
     rounds: int = 0
     limit: int = 0
     end_tokens: Collection[int] = ()
-    # How far the answer, guesses included, has come in what it must be; None where it may be anything.
+    # The state of the row's grammar, guesses included; None without a grammar.
     matching: Matching | None = None
     prompt_length: int = 0
-    # What the last mask took that was made for it; 0 where that says nothing of the next.
+    # Seconds of the row's last mask; 0 where the next may differ.
     mask_seconds: float = 0.0
 
     def uncached(self) -> list[int]:
@@ -79,8 +78,9 @@ class DraftRow:
         return tokens
 
 
-class ChoicesAPass:
-    """How many choices a row makes in a pass: more than one where that may try what the row's text went on with before."""
+class ChoicesPerPass:
+    """The mean number of choices of a row in a pass: more than 1 where the engine verifies tokens from earlier text in
+    it."""
 
     def __init__(self) -> None:
         self._choices = self._passes = 1.0
@@ -95,7 +95,7 @@ class ChoicesAPass:
 
 
 class Drafter:
-    """Answers a target's requests. Whatever it says is a hint, so it may forget anything at any time."""
+    """Answers a target's requests. Its answers are hints, so it may forget any row at any time."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Drafter:
         constraints: Constraints | None = None,
         one_pass: OnePass | None = None,
     ) -> None:
-        """With ``one_pass`` the engine's model is one that makes all candidates at once."""
+        """``one_pass``: the model is a parallel draft, which makes all candidates in one pass."""
         self.engine = engine
         self._learner = engine.learner
         self._skipper = engine.skipper
@@ -115,24 +115,24 @@ class Drafter:
         self._prefix_cache = PrefixCache(engine, prefix_tokens)
         self.end_tokens = frozenset(end_tokens)
         self.confidence = Confidence()
-        # By the place of a guess, where it says something that its margin does not.
+        # For a parallel draft by the position of a guess, else one for all.
         self._confidences = [self.confidence, *(Confidence() for _ in range(0 if one_pass is None else DEPTHS - 1))]
         self.runner_up_share = RunnerUpShare()
         self._steps = Recent()
         self._reading = Recent()
-        self._choices = ChoicesAPass()
-        self._passing = 0.0
+        self._choices = ChoicesPerPass()
+        self._pass_seconds = 0.0
         # Since the last reply.
         self._passes = self._skipped = self._corrected_right = self._corrected_wrong = 0
         self._rows: dict[int, DraftRow] = {}
         self._asked: list[int] = []
 
     def read_whole_texts(self) -> None:
-        """Leave nothing unread, whatever it takes."""
+        """Never skip the beginning of a text."""
         self._skipper = None
 
     def propose(self, request: DraftRequest) -> DraftReply:
-        started, self._passing = time.perf_counter(), 0.0
+        started, self._pass_seconds = time.perf_counter(), 0.0
         for key in request.closed:
             self._close(key)
         if self._skipper is not None and (request.closed or not self._windows.best):
@@ -141,7 +141,7 @@ class Drafter:
         self._asked = [advance.key for advance in request.rows if self._advance(advance)]
         forgotten = tuple(advance.key for advance in request.rows if advance.key not in self._rows)
         rows = {key: self._rows[key] for key in self._asked}
-        self._go_on(
+        self._draft(
             {key: self._wanted(row, row.limit, request.least_reach) for key, row in rows.items()},
             request.least_reach,
             request.least_sum,
@@ -154,7 +154,7 @@ class Drafter:
         seconds = time.perf_counter() - started
         step = self._steps(len(self._asked))
         candidate = None if step is None else step / self._choices.usual
-        draft_costs = (candidate, self._reading(1), max(0.0, seconds - self._passing))
+        draft_costs = (candidate, self._reading(1), max(0.0, seconds - self._pass_seconds))
         reaches = {key: tuple(accumulate(self._rows[key].chances[: len(sent)], mul)) for key, sent in tokens.items()}
         one_pass = () if self._one_pass is None else self._one_pass.seconds(len(self._asked))
         counted = self._passes, self._skipped, self._corrected_right, self._corrected_wrong
@@ -163,18 +163,19 @@ class Drafter:
         return DraftReply(request.round, tokens, forgotten, seconds, *draft_costs, *made, self._windows.best, *counted)
 
     def draft_ahead(self) -> bool:
-        """One step further for the rows of the last request, as if the target were going to accept everything.
+        """One more step for the rows of the last request, as if the target accepted all candidates.
 
-        A second set of candidates and the target's own token between the two sets are as far as it pays to go. False
-        where there is nothing to do.
+        At most 2 * limit + 1 guesses: the next candidates, and the target's own token between the two sets. False where
+        there is nothing to do.
         """
         if self._one_pass is not None:
-            return False  # the layouts that draft ahead are left out for it: all of a set are rarely accepted
+            return False  # a parallel draft has no overlapped layouts: all of its candidates are rarely accepted
         rows = {key: self._rows[key] for key in self._asked}
-        return self._go_on({key: min(1, self._wanted(row, 2 * row.limit + 1, LEAST_REACH)) for key, row in rows.items()})
+        return self._draft({key: min(1, self._wanted(row, 2 * row.limit + 1, LEAST_REACH)) for key, row in rows.items()})
 
     def _advance(self, advance: Advance) -> bool:
-        """Take in what the target has committed. False where this row's history here is not the target's."""
+        """Open a row, or append what the target has committed. False where the draft's tokens of the row are not the
+        target's."""
         if advance.start == 0 and advance.sampling is not None:
             self._open(advance, advance.sampling)
             return True
@@ -182,31 +183,31 @@ class Drafter:
         if row is None or len(row.committed) != advance.start:
             self._close(advance.key)
             return False
-        self._go_to(row, advance)
+        self._commit(row, advance)
         return True
 
-    def _go_to(self, row: DraftRow, advance: Advance) -> None:
-        """Take in what the target has committed of a row that is known here."""
+    def _commit(self, row: DraftRow, advance: Advance) -> None:
+        """Append what the target has committed to a known row, and drop guesses that were wrong."""
         accepted = self._learn(row, advance)
-        # What was guessed beyond the committed tokens stays good as long as all of them were guessed right. Where all is
-        # guessed in one pass, another one guesses better from where the text has come.
+        # Guesses beyond the committed tokens are kept if all of these were guessed right. A parallel draft guesses better
+        # in a new pass.
         keep_from = accepted if accepted == len(advance.tokens) and self._one_pass is None else len(row.guessed)
         del row.guessed[:keep_from], row.margins[:keep_from], row.chances[:keep_from], row.runners_up[:keep_from]
         row.reach = prod(row.chances)
         row.committed.extend(advance.tokens)
-        self._follow(row)
+        self._update_matching(row)
         keep = min(row.cached, advance.start + accepted, len(row.committed) - 1) if not row.guessed else row.cached
         if keep < row.cached:
             row.cached = keep
             self.engine.truncate(advance.key, keep)
-        row.limit = self._room(row, advance.limit)
+        row.limit = self._limit(row, advance.limit)
         self._skip(row, advance.key)
 
     def _confidence_at(self, index: int) -> Confidence:
         return self._confidences[min(index, len(self._confidences) - 1)]
 
     def _learn(self, row: DraftRow, advance: Advance) -> int:
-        """What became of the row's guesses: how many were accepted."""
+        """Learn from the row's guesses; returns how many were accepted."""
         accepted = _common_prefix(row.guessed, advance.tokens)
         if row.guessed:
             row.rounds += 1
@@ -214,7 +215,7 @@ class Drafter:
         self._correct(row, advance, accepted)
         for index, (guess, token) in enumerate(zip(row.guessed[: accepted + 1], advance.tokens, strict=False)):
             margin = row.margins[index]
-            if margin == inf:  # it could not be missed
+            if margin == inf:  # forced by the grammar
                 continue
             confidence = self._confidence_at(index)
             row.miss_factor.learn(confidence.chance(margin), guess == token)
@@ -224,7 +225,7 @@ class Drafter:
         return accepted
 
     def _correct(self, row: DraftRow, advance: Advance, accepted: int) -> None:
-        """Have the engine learn from the guesses that were decided about: those accepted, and the first that was not."""
+        """Have the engine learn from the accepted guesses and the first wrong one. Nothing is known of later ones."""
         decided = advance.tokens[: min(accepted + 1, len(row.guessed))]
         if self._learner is None or not decided or max(decided) >= self.engine.vocabulary:
             return
@@ -233,29 +234,29 @@ class Drafter:
         self._corrected_wrong += worse
 
     def _open(self, advance: Advance, sampling: Sampling) -> None:
-        """Begin a row anew, with as much of its prompt as another row has read."""
+        """Open a row, with the longest prefix of its prompt that another row has read."""
         self._close(advance.key)
         prompt = advance.tokens[: advance.prompt_length]
         shared = self._prefix_cache.open(advance.key, prompt, sampling)
         if shared is None:
-            # A row opened just before it has the same beginning: what that one is to read anyway, it reads now.
-            self._read_on()
+            # A row opened before in the same request has the same beginning: it reads it now, and this one forks it.
+            self._read_all()
             shared = self._prefix_cache.open(advance.key, prompt, sampling, wait=False) or 0
         ends = self.end_tokens if sampling.end_tokens is None else sampling.end_tokens
         row = self._rows[advance.key] = DraftRow(list(advance.tokens), cached=shared, end_tokens=ends)
         row.prompt_length = advance.prompt_length
         if sampling.grammar and self._constraints is not None:
             row.matching = self._constraints.matching(sampling.grammar, sorted(ends))
-            self._follow(row)
-        row.limit = self._room(row, advance.limit)
+            self._update_matching(row)
+        row.limit = self._limit(row, advance.limit)
         self._skip(row, advance.key)
 
     def _skip(self, row: DraftRow, key: int) -> None:
-        """Leave unread what is not worth reading of a row's text."""
+        """Skip the part of a row's new text that is not worth its prefill."""
         unread = len(row.committed) - row.cached
         if self._skipper is None or not row.limit or unread <= SMALLEST + 1 or row.guessed:
             return
-        # A beginning that other rows have as well is worth reading once for all of them.
+        # Tokens shared with other rows count as read: they are read once for all of them.
         to_read = len(row.committed) - max(row.cached, self._prefix_cache.common(key))
         window = self._windows.choose(row.cached - row.begin, unread, to_read)
         skipped = unread - window - 1
@@ -267,23 +268,24 @@ class Drafter:
         row.cached += skipped
         row.window, row.begin = window, row.cached
 
-    def _follow(self, row: DraftRow) -> None:
-        """Bring a row's constraint to where its text is. One that does not fit is let go: the target has the last word."""
+    def _update_matching(self, row: DraftRow) -> None:
+        """Take a row's grammar to the end of its tokens. It is dropped where they do not fit it: the target decides
+        anyway."""
         if row.matching is None:
             return
         written = row.committed[row.prompt_length :] + row.guessed
-        row.matching.back(_common_prefix(row.matching.tokens, written))
+        row.matching.truncate(_common_prefix(row.matching.tokens, written))
         if not all(map(row.matching.take, written[len(row.matching) :])):
             row.matching = None
 
-    def _read_on(self) -> None:
-        """Bring all but the last token of every text into the cache."""
+    def _read_all(self) -> None:
+        """Feed all rows but their last tokens."""
         self._read([key for key, row in self._rows.items() if row.limit], 0)
 
     def _read(self, keys: Iterable[int], most_left: int) -> None:
-        """Bring these rows' texts into the cache, in their order, until no more than so many tokens of all are left.
+        """Feed these rows' tokens, in their order, until at most ``most_left`` tokens of all rows are left.
 
-        The last token of each stays out: the engine is to choose what comes after it.
+        The last token of each row is never fed here, since the first choice is made after it.
         """
         unread = {key: self._rows[key].uncached()[:-1] for key in keys}
         while sum(map(len, unread.values())) > most_left:
@@ -297,18 +299,18 @@ class Drafter:
             for feed in feeds:
                 self._rows[feed.row].cached += len(feed.tokens)
 
-    def _room(self, row: DraftRow, limit: int) -> int:
+    def _limit(self, row: DraftRow, limit: int) -> int:
         if any(token >= self.engine.vocabulary for token in row.uncached()):
             return 0  # the target's vocabulary is the larger one, and this row uses it
         return max(0, min(limit, self.engine.context - len(row.committed)))
 
     def _wanted(self, row: DraftRow, count: int, least_reach: float) -> int:
-        """How many more guesses there should be, so that there are ``count`` of them; none where they are of no use."""
+        """How many guesses are missing to ``count``; 0 where further ones are of no use."""
         if row.limit == 0 or row.reach < least_reach or (row.guessed and row.guessed[-1] in row.end_tokens):
             return 0
-        return max(0, min(count - len(row.guessed), self._left(row)))
+        return max(0, min(count - len(row.guessed), self._context_left(row)))
 
-    def _left(self, row: DraftRow) -> int:
+    def _context_left(self, row: DraftRow) -> int:
         """How many more guesses the row's context has room for."""
         return self.engine.context - len(row.committed) - len(row.guessed)
 
@@ -321,7 +323,8 @@ class Drafter:
         return tuple(row.guessed[: row.limit])
 
     def _runners_up(self, row: DraftRow, sent: int, chances: Sequence[float]) -> tuple[tuple[int, int], ...]:
-        """Those that are likely enough to come in place of one of the guesses sent, likeliest first."""
+        """(position, token) of runners-up whose chances exceed the thresholds, likeliest first. Their chance is
+        (reach of the guesses before) * (1 - chance of the guess) * (share of runners-up among misses)."""
         if not chances:
             return ()
         possible, reach = [], self.runner_up_share.share
@@ -333,27 +336,28 @@ class Drafter:
         likely = zip(possible, chances, strict=False)
         return tuple((position, token) for (chance, position, token), least in likely if chance > least)
 
-    def _go_on(self, wanted: Mapping[int, int], least_reach: float = 0.0, least_sum: float = 0.0) -> bool:
-        """So many more guesses for each of these rows, all together; fewer where they become too unlikely."""
+    def _draft(self, wanted: Mapping[int, int], least_reach: float = 0.0, least_sum: float = 0.0) -> bool:
+        """Make ``wanted`` further guesses for each row, all rows together; fewer where they become too unlikely. False
+        where nothing is wanted."""
         wanted = {key: count for key, count in wanted.items() if count}
         if not wanted:
             return False
         self._read(wanted, PREFILL_TOKENS)
         rows = {key: self._rows[key] for key in wanted}
         for row in rows.values():
-            self._guess_forced(row)
+            self._append_forced(row)
         decode_feeds = [
             DecodeFeed(
                 key,
                 row.uncached(),
-                min(wanted[key], self._left(row)),
+                min(wanted[key], self._context_left(row)),
                 row.end_tokens,
                 row.reach,
                 row.miss_factor.factor,
                 None if row.matching is None else _Guide(row, row.matching),
             )
             for key, row in rows.items()
-            if self._left(row) > 0 and (not row.guessed or row.guessed[-1] not in row.end_tokens)
+            if self._context_left(row) > 0 and (not row.guessed or row.guessed[-1] not in row.end_tokens)
         ]
         if not decode_feeds:
             return True
@@ -363,22 +367,22 @@ class Drafter:
             else:
                 result = self._one_pass.decode(self.engine, decode_feeds)
         except Exception:
-            # Some passes may have been made, and what a row believes to be cached must not lag behind its cache.
+            # Some passes may have been made: truncate the cache to the row's ``cached``.
             for feed in decode_feeds:
                 self.engine.truncate(feed.row, self._rows[feed.row].cached)
             raise
         for feed, chosen in zip(decode_feeds, result.chosen, strict=True):
             row = self._rows[feed.row]
-            # The last choice has not been fed, nor what is certain behind it.
+            # The last choice has not been fed, nor the forced tokens after it.
             row.cached = self.engine.length(feed.row)
             row.guessed.extend(chosen.tokens)
             row.margins.extend(chosen.margins)
             row.runners_up.extend(chosen.runners_up or [-1] * len(chosen.tokens))
             if row.cached == len(row.committed) + len(row.guessed):
-                # Of its last step came no choice: whatever comes next is chosen behind that token again.
+                # The last step made no choice, so its token is fed once more for the next one.
                 row.cached -= 1
                 self.engine.truncate(feed.row, row.cached)
-            # As the engine has reckoned with them.
+            # The same chances as in the engine's stop rule.
             first = len(row.guessed) - len(chosen.tokens)
             chances = [
                 self._confidence_at(index).chance(margin, feed.miss_factor)
@@ -394,11 +398,11 @@ class Drafter:
             self._observe([1] * going_on, seconds)
         return True
 
-    def _guess_forced(self, row: DraftRow) -> None:
-        """What must come next costs no pass."""
+    def _append_forced(self, row: DraftRow) -> None:
+        """Append the tokens that the grammar forces, without a pass."""
         if row.matching is None:
             return
-        while row.matching.forced and self._left(row) > 0:
+        while row.matching.forced and self._context_left(row) > 0:
             token = row.matching.forced[0]
             row.matching.take(token)
             row.guessed.append(token)
@@ -407,17 +411,17 @@ class Drafter:
             row.runners_up.append(-1)
 
     def _feed(self, feeds: Sequence[Feed]) -> None:
-        """Read, and choose nothing."""
+        """A pass of prefill, without choices."""
         started = time.perf_counter()
         self.engine.feed(feeds)
         seconds = time.perf_counter() - started
-        self._passing += seconds
+        self._pass_seconds += seconds
         self._passes += 1
         self._observe_reading(sum(len(feed.tokens) for feed in feeds), seconds)
 
     def _observe(self, fed: Sequence[int], seconds: float) -> None:
-        """Learn what a pass costs that fed so many tokens to each of its rows, and chose one for each."""
-        self._passing += seconds
+        """Learn the cost of a pass that fed ``fed[i]`` tokens to row i, and made a choice for each row."""
+        self._pass_seconds += seconds
         if self._one_pass is None and max(fed) <= MOST_FED:
             self._steps.observe(len(fed), seconds)
         else:
@@ -437,10 +441,10 @@ class Drafter:
 
 
 class _Guide:
-    """A row's constraint, in the course of one call of the engine.
+    """A row's grammar during one call of ``Engine.decode``.
 
-    Masks that take long are left out, as the target does (`workers/target/constraints.py`). A guess that then does not fit
-    is none, and the next one has its mask.
+    Expensive masks are left open, as on the target (`workers/target/constraints.py`). A guess that the grammar then refuses
+    is dropped, and the next one has its mask.
     """
 
     def __init__(self, row: DraftRow, matching: Matching) -> None:
@@ -458,7 +462,7 @@ class _Guide:
     def follow(self, token: int) -> list[int] | None:
         matching = self._matching
         if not matching.take(token):
-            matching.mend()
+            matching.recover()
             self._row.mask_seconds = 0.0
             return None
         start = len(matching)

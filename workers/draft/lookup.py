@@ -1,4 +1,4 @@
-"""The row's own text as a draft: what followed the last occurrence of its last few tokens."""
+"""Prompt lookup: the candidates are what followed the last earlier occurrence of the row's last few tokens."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ LONGEST = 4
 
 
 class NgramIndex:
-    """Where each n-gram of a growing row, and of what stood ``before`` it, last ended, kept up to date token by token.
+    """The positions at which each n-gram of a growing row, and of a text ``before`` it, ended last and the time before.
 
-    Two positions are kept, because the row's own tail is always the latest: what is asked for is the one before it.
+    The last one is always the row's own tail, so lookup uses the one before.
     """
 
     def __init__(self, before: Sequence[int] = (), longest: int = LONGEST) -> None:
         self._longest = longest
         self._text = list(before)
-        # Of the row's own tokens.
+        # How many of the row's own tokens are in ``_text``.
         self._indexed = 0
         self._last: dict[tuple[int, ...], int] = {}
         self._before: dict[tuple[int, ...], int] = {}
         self._index(0)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take in what has been added to the row since the last call; the rest must be unchanged."""
+        """Add the row's tokens since the last call; the earlier ones must be unchanged."""
         start = len(self._text)
         self._text += tokens[self._indexed :]
         self._indexed = len(tokens)
@@ -39,7 +39,7 @@ class NgramIndex:
                 self._last[gram] = end
 
     def propose(self, tokens: Sequence[int], limit: int) -> tuple[int, ...]:
-        """What followed the last earlier occurrence of the longest tail that occurred before."""
+        """The tokens after the last earlier occurrence of the longest tail that has one."""
         if limit <= 0:
             return ()
         self.extend(tokens)

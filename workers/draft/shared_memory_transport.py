@@ -1,9 +1,9 @@
-"""A transport between two processes of one host: messages lie in Ray's object store, a socket wakes whoever waits for them.
+"""A transport between two processes of one host: messages in Ray's object store, and a socket to wake the reader.
 
-Ray's calls go through several threads and sockets of both processes, which on cores that are busy takes two milliseconds a
-round. A mutable object of its store is written and read in place, in tens of microseconds. But whoever waits for one spins,
-on the very core that the other is working on; so a byte on a Unix socket says when there is something to read. The socket
-also tells at once when the other process dies.
+Ray's calls go through several threads and sockets of both processes, which on busy cores takes two milliseconds a round. A
+mutable object of its store is written and read in place, in tens of microseconds. But a process that waits for such an
+object spins, on the core that the other process needs; so a byte on a Unix socket announces each piece. The end of the
+socket also tells at once that the other process has died.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from outrider.workers.messages import DraftReply, DraftRequest
 from outrider.workers.ray_compat import Buffers, channels
 
 logger = logging.getLogger(__name__)
-# A message is sent in pieces of so many bytes; nearly all have one. The buffer also holds what Ray writes about it.
+# A message is sent in pieces of so many bytes; nearly all have one piece. The buffer also holds Ray's own header.
 CHUNK_BYTES = 1 << 17
 BUFFER_BYTES = CHUNK_BYTES + 4096
-# So many pieces may lie there unread before the sender waits, and while it waits it spins. A round takes one each way: of
-# requests the others are room for rows that are sent whole (300,000 tokens), of answers for late ones.
+# So many pieces may be unread before the sender waits (and spins). A round takes one each way; the others are for rows that
+# are sent whole (300,000 tokens) and for late answers.
 ASKS, ANSWERS = 8, 3
-# To write a piece where the other has not read earlier ones yet, or to read one that was announced.
+# To write a piece while earlier ones are unread, or to read one that was announced.
 PATIENCE_SECONDS = 5.0
-# For the draft to open its end.
+# The longest that the draft may take to open its end.
 OPENING_SECONDS = 10.0
-# A day: the system takes no number above 2^31 milliseconds.
+# A day: poll takes no timeout above 2^31 milliseconds.
 LONGEST_WAIT = 86400.0
-# What goes each way before a transport is used: that it can be written and read here is seen by doing it.
+# The test message that goes each way before a transport is used.
 GREETING = "hello"
 MORE, LAST = b"+", b"."
 # The socket's name in its folder.
@@ -55,7 +55,7 @@ _half_opened: list[ExitStack] = []
 
 
 class TransportBroken(Exception):
-    """The other end is gone, or what it announced is not there."""
+    """The other end is gone, or a piece that it announced is missing."""
 
 
 class PipeEnd:
@@ -63,7 +63,7 @@ class PipeEnd:
 
     def __init__(self, doorbell: socket.socket, outgoing: Any, incoming: Any) -> None:
         self._doorbell = doorbell
-        # A socket with a timeout would be told of it, in calls of the system, at each turn.
+        # Python's timeouts on a socket would cost further system calls for each message.
         doorbell.setblocking(True)
         self._heard = select.poll()
         self._heard.register(doorbell, select.POLLIN)
@@ -81,13 +81,13 @@ class PipeEnd:
             raise TransportBroken(first_line(error)) from error
 
     def receive(self, timeout: float | None) -> Any:
-        """The next message; None where none has come whole within so many seconds."""
+        """The next message; None where no complete one has arrived within so many seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             mark = self._mark(None if deadline is None else max(0.0, deadline - time.monotonic()))
             if mark is None:
                 return None
-            # A piece that was announced and is not there is never waited for again: what follows would be taken for it.
+            # A piece that was announced and is missing breaks the pipe: a later piece would be taken for it.
             try:
                 self._chunks.append(self._incoming.read(timeout=PATIENCE_SECONDS))
                 if mark == LAST:
@@ -98,7 +98,7 @@ class PipeEnd:
 
     def _mark(self, timeout: float | None) -> bytes | None:
         if self._doorbell.fileno() < 0:
-            # Its number may be another file's by now.
+            # The descriptor's number may belong to another file by now.
             raise TransportBroken("it was closed")
         try:
             if timeout is not None and not self._heard.poll(math.ceil(1000.0 * min(timeout, LONGEST_WAIT))):
@@ -111,7 +111,7 @@ class PipeEnd:
         return mark
 
     def close(self) -> None:
-        """The other end hears of it at once."""
+        """The other end notices it at once."""
         self._doorbell.close()
 
 
@@ -139,7 +139,7 @@ class SharedMemoryTransport:
         self._calls.reconfigure(cores, draft_ahead, timeout)
 
     def receive(self, timeout: float) -> bool:
-        """Hand the next message to the request it answers: the oldest that has none."""
+        """Receive a message; it answers the oldest request without an answer."""
         try:
             message = self._pipe_end.receive(timeout)
             if message is None:
@@ -179,12 +179,12 @@ class _PendingReply:
 
 def open_transport(draft: Any) -> SharedMemoryTransport:
     """Called in the target's actor. Raises TransportBroken where the two cannot share memory."""
-    # Alpha in Ray: where it is missing or built otherwise, the caller falls back to calls, and says so.
+    # Alpha in Ray: where it is missing or different, the caller falls back to calls, and says so.
     parts = channels()
     node = ray.get(draft.node.remote(), timeout=OPENING_SECONDS)
     if node != ray.get_runtime_context().get_node_id():
         raise TransportBroken("the draft is on another node")
-    # One at a time: the semaphores of a transport that is only half open would lose their names with those of another.
+    # One at a time: ``remove_names`` would unlink the semaphores of another transport that is only half open.
     with _opening, ExitStack() as stack:
         sweep()
         # Only this user's processes can enter the folder, so nobody else's answer.
@@ -193,7 +193,8 @@ def open_transport(draft: Any) -> SharedMemoryTransport:
         try:
             transport = _open_transport(draft, node, parts.open, str(folder / DOORBELL))
         except Exception:
-            # A draft that is slow may still open what was made. Whoever comes after this process removes it by the note.
+            # A slow draft may still open it. The folder is kept, so that a later ``sweep`` finds the semaphores by its
+            # note.
             _half_opened.append(stack.pop_all())
             raise
         semaphores.remove_names()
@@ -209,7 +210,7 @@ def _open_transport(draft: Any, node: str, channel: Any, path: str) -> SharedMem
         asks = channel(context.current_actor, [(draft, node)], ASKS, BUFFER_BYTES)
         answers = ray.get(draft.connect.remote(context.current_actor, asks, path), timeout=OPENING_SECONDS)
         doorbell, _ = door.accept()
-    # Now, while the draft has only begun: what it owns is gone with it, and Ray ends a process that asks for it then.
+    # Registered at once: objects of the draft end with it, and Ray ends a process that registers for one that is gone.
     answers.ensure_registered_as_reader()
     asks.ensure_registered_as_writer()
     pipe_end = PipeEnd(doorbell, Buffers(asks), Buffers(answers))
@@ -222,7 +223,7 @@ def _open_transport(draft: Any, node: str, channel: Any, path: str) -> SharedMem
 
 
 def greet(pipe_end: PipeEnd) -> None:
-    """Raises whatever is wrong with the pipe."""
+    """Exchange the test message; raises where the pipe does not work."""
     pipe_end.send(GREETING)
     if pipe_end.receive(OPENING_SECONDS) != GREETING:
         raise TransportBroken("the draft did not greet back")
@@ -240,19 +241,19 @@ def join_transport(target: Any, asks: Any, path: str) -> tuple[PipeEnd, Any]:
         doorbell.connect(path)
         return PipeEnd(doorbell, Buffers(answers), Buffers(asks)), answers
     except Exception:
-        # The target no longer waits for this end, and knows nothing of what was made here.
+        # The target does not wait for this end any more, so it does not unlink these semaphores.
         semaphores.remove_names()
         raise
 
 
 def answer_requests(pipe_end: PipeEnd, propose: Callable[[DraftRequest], DraftReply]) -> None:
-    """Answers until the target is gone."""
+    """Answer requests until the target is gone."""
     try:
         while True:
             request = pipe_end.receive(None)
             try:
                 answer: DraftReply | str = request if request == GREETING else propose(request)
-            except Exception as error:  # the target is told, and goes on without
+            except Exception as error:  # the target gets the sentence, and goes on without candidates
                 answer = f"{type(error).__name__}: {first_line(error)}"
             pipe_end.send(answer)
     except TransportBroken as error:

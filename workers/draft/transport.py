@@ -1,4 +1,4 @@
-"""The interface of transports: how a target's requests reach its draft, and the answers come back. No Ray in here."""
+"""The interface of the transports between a target and its draft. No Ray in here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.workers.messages import DraftReply, DraftRequest
 
 
 class DraftFailed(Exception):
-    """The draft could not answer this request. It lives."""
+    """The draft has answered this request with an error. Its process is alive."""
 
 
 class DraftLost(Exception):
@@ -17,21 +17,21 @@ class DraftLost(Exception):
 
 
 class Reply(Protocol):
-    """An answer under way. Both methods may raise ``DraftLost``."""
+    """A pending answer. Both methods may raise ``DraftLost``."""
 
     def ready(self, timeout: float) -> bool:
-        """Whether it is here, or comes within so many seconds."""
+        """Whether the answer arrives within so many seconds."""
 
     def take(self) -> DraftReply:
-        """What came, once that is ready; raises ``DraftFailed`` where it is an error."""
+        """The answer, once it is ready; raises ``DraftFailed`` where it is an error."""
 
 
 class DraftTransport(Protocol):
-    """To one draft. Requests are answered in the order in which they were made."""
+    """The way to one draft. Requests are answered in their order."""
 
     name: str
 
     def ask(self, request: DraftRequest) -> Reply: ...
 
     def reconfigure(self, cores: Sequence[int], draft_ahead: bool, timeout: float) -> None:
-        """Have the draft work in another way; returns after the timeout at the latest."""
+        """Move the draft to these cores, and start or stop drafting ahead; returns after the timeout at the latest."""

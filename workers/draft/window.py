@@ -1,12 +1,13 @@
-"""How much of a text a draft reads before it guesses: the end of it, as much as pays.
+"""How much of a text a draft reads: a window of its last tokens, as many as pay.
 
-What stands far back says little about the next few words, takes time to be read, and again in each of the draft's passes.
-With a window, the last so many tokens, a row's candidates should save
+Distant tokens hardly help to guess the next few, and take time to be read, and again in the attention of each draft pass.
+The candidates of a row with a window should save
 
     rounds * (accepted(window) / rate - seen * passes * context) - to_read * read
 
-seconds: in each of its rounds accepted(window) candidates are accepted, each saves what a token takes (1 / rate), and
-passes of the draft read keys and values of what it has seen. What a window costs in candidates is learned from rows.
+seconds: in each of its ``rounds`` accepted(window) candidates are accepted, each of which saves 1 / rate; the ``passes`` of
+the draft in a round take ``context`` seconds for each of the ``seen`` tokens in its cache; and ``to_read`` tokens take
+``read`` seconds each. How many candidates a window costs is learned from rows.
 """
 
 from __future__ import annotations
@@ -16,28 +17,29 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import NamedTuple
 
-# All of the text.
+# The window that stands for all of the text.
 WHOLE = 0
 SMALLEST = 32
 WINDOWS = tuple(SMALLEST << doubled for doubled in range(8))
-# Until a window has been tried in about so many rounds, it is believed that this share of the candidates accepted behind
-# whole texts, over the square root of the window, misses behind it: a twentieth with 256 tokens.
+# The prior of a window: accepted(window) = accepted(whole text) * (1 - PRIOR_MISSES / sqrt(window)), a twentieth fewer with
+# 256 tokens, with the weight of so many rounds.
 PRIOR_ROUNDS, PRIOR_MISSES = 128.0, 0.8
-# Before anything is known: what a round brings behind a whole text, with the weight of so many rounds, and how often a row
-# is asked about, with how many passes of the draft each time.
+# Further priors: accepted candidates in a round with a whole text, and their weight in rounds; the rounds of a row, and the
+# draft's passes in a round.
 PRIOR_ACCEPTED, PRIOR_ACCEPTED_ROUNDS = 1.0, 16.0
 PRIOR_ROW_ROUNDS, PRIOR_PASSES = 16.0, 3.0
-# Windows are compared by so many candidates of a round at most: a text that repeats itself brings one row
-# many, whatever its window is.
+# Windows are compared by at most so many accepted candidates of a round: in repetitive text many are accepted whatever the
+# window is.
 MOST_COMPARED = 4
 # One row in so many tries another window: in turn the whole text, half as much and twice as much.
 TRY_EVERY = 8
-# What is counted is halved when it reaches this, so that it follows a job whose text changes.
+# All counts are halved when they reach this, so that they follow a job whose text changes.
 MOST_ROUNDS = 4096.0
 
 
 class Prices(NamedTuple):
-    """``rate`` is in tokens a second; seconds of reading a token, and of one more in the context of a pass."""
+    """``rate`` in tokens a second; ``read``: seconds of prefilling a token; ``context``: seconds that a cached token adds
+    to a pass."""
 
     rate: float = 0.0
     read: float = 0.0
@@ -55,16 +57,16 @@ class _Record:
 
 @dataclass(slots=True)
 class WindowChoice:
-    """Chooses a window for each text that a draft has to read, by what has come of those before."""
+    """Chooses a window for each text that a draft has to read, by the acceptance with each window so far."""
 
-    # The best window for a text that is longer; WHOLE while nobody knows what reading takes.
+    # The best window for a long text; WHOLE while the cost of reading is not known.
     best: int = WHOLE
     _prices: Prices = NOTHING_KNOWN
     _records: dict[int, _Record] = field(default_factory=lambda: {window: _Record() for window in (WHOLE, *WINDOWS)})
-    # Of rows that have ended.
+    # Ended rows, and their rounds.
     _rows: float = 1.0
     _rounds_of_rows: float = PRIOR_ROW_ROUNDS
-    # Of all rounds.
+    # Sums over all rounds.
     _rounds: float = 1.0
     _passes: float = PRIOR_PASSES
     _accepted: float = PRIOR_ACCEPTED * PRIOR_ACCEPTED_ROUNDS
@@ -72,15 +74,15 @@ class WindowChoice:
     _chosen: int = 0
 
     def price(self, prices: Prices) -> None:
-        """What things cost from now on."""
+        """Set the current costs."""
         self._prices = prices
         known = prices.rate > 0.0 and prices.read > 0.0
         self.best = max(WINDOWS, key=lambda window: self._saved(window, window, window)) if known else WHOLE
 
     def choose(self, seen: int, unread: int, to_read: int) -> int:
-        """For a row that sees so many tokens of its text and lacks ``unread`` more; WHOLE where all of them are to be read.
+        """The window for a row that has ``seen`` tokens of its text and lacks ``unread`` more; WHOLE: read all of them.
 
-        That takes as long as reading ``to_read``.
+        Reading all of them takes as long as reading ``to_read`` tokens.
         """
         smaller = [window for window in WINDOWS if window < unread]
         if not smaller or self.best == WHOLE:
@@ -93,7 +95,7 @@ class WindowChoice:
         return window if nothing_tried else _another(window, tried, smaller)
 
     def observe(self, window: int, accepted: int, passes: float) -> None:
-        """A round of a row for which this window was chosen, and whose guesses took so many passes of the draft."""
+        """A round of a row with this window: so many accepted candidates, and passes of the draft."""
         record, compared = self._records[window], min(accepted, MOST_COMPARED)
         record.rounds += 1.0
         record.accepted += compared
@@ -108,18 +110,19 @@ class WindowChoice:
                 each.rounds, each.accepted = each.rounds / 2.0, each.accepted / 2.0
 
     def ended(self, rounds: int) -> None:
-        """A row, about which so many rounds were observed."""
+        """A row has ended after so many observed rounds."""
         self._rows += 1.0
         self._rounds_of_rows += rounds
 
     def accepted(self, window: int) -> float:
-        """How many candidates should be accepted in a round."""
+        """The expected number of accepted candidates in a round."""
         record = self._records[window]
-        kept = (PRIOR_ROUNDS * _kept(window) * self._behind_whole() + record.accepted) / (PRIOR_ROUNDS + record.rounds)
+        kept = (PRIOR_ROUNDS * _kept(window) * self._with_whole_text() + record.accepted) / (PRIOR_ROUNDS + record.rounds)
         return kept * self._accepted / self._compared
 
-    def _behind_whole(self) -> float:
-        """What is compared, in a round; each window's rounds are as many of whole texts as is believed to be kept there."""
+    def _with_whole_text(self) -> float:
+        """Accepted candidates (those compared) in a round with a whole text; a window's round counts as ``_kept`` of
+        one."""
         rounds = PRIOR_ACCEPTED_ROUNDS + sum(record.rounds * _kept(window) for window, record in self._records.items())
         return (PRIOR_ACCEPTED * PRIOR_ACCEPTED_ROUNDS + sum(record.accepted for record in self._records.values())) / rounds
 

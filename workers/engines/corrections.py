@@ -1,5 +1,7 @@
-"""What a draft's scores lack, learned from its wrong choices: for models of transformers what kernels/src/corrections.h is
-for the kernels, which learn from close right choices and from what the text went on with before as well.
+"""Corrections of a draft's logits, learned from its wrong choices, for the hf engine.
+
+A correction is a vector v for each of some tokens: logit += v · (hidden state). The native engine has the same in
+kernels/src/corrections.h, and learns from close right choices and from repeated text as well.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# The numbers of kernels/src/corrections.h and .cpp, which say what they mean.
+# The constants of kernels/src/corrections.h and corrections.cpp, explained there.
 STEP, FIRST_STATES, STATES_OF_LATE = 0.5, 64, 512
 LEAST_RECORD, RECORD_MEMORY = -3.0, 0.99
 MOST_TOKENS = 512
-# Of each row so many choices are kept for whoever tells later which was right.
+# So many choices of each row are kept until the target's tokens say which were right.
 KEPT_CHOICES = 64
 
 State = NDArray[np.float32]
@@ -21,7 +23,7 @@ State = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class KeptChoice:
-    """What came by the model's own scores and by the corrected ones, and the state that both were made from."""
+    """The choices by the model's own and by the corrected scores, and the hidden state that both were made from."""
 
     own: int
     corrected: int
@@ -34,12 +36,12 @@ class Corrections:
         self._record = 0.0
         self._states = 0
         self._mean: State | None = None
-        # Those that were changed last stand last.
+        # In the order of their last change, so that the first one is dropped for a new token.
         self._vectors: dict[int, State] = {}
 
     @property
     def trusted(self) -> bool:
-        """Whether the corrected choices were the better ones of late."""
+        """Whether the corrected choices have lately been better than the model's own."""
         return self._record >= LEAST_RECORD
 
     def corrected(self, scores: State, state: State) -> State:
@@ -51,8 +53,8 @@ class Corrections:
         return found
 
     def learn(self, choice: KeptChoice, right: int) -> int:
-        """What the corrections were good for: 1 where they made the choice right, -1 where they made it wrong, else 0."""
-        if min(choice.own, choice.corrected) < 0:  # behind a mask that allowed nothing there was no choice
+        """Learn from the target's token. 1 where a correction made the choice right, -1 where it made it wrong, else 0."""
+        if min(choice.own, choice.corrected) < 0:  # the mask allowed no token, so there was no choice
             return 0
         good = int(choice.corrected == right) - int(choice.own == right)
         if choice.own != choice.corrected:

@@ -15,7 +15,7 @@ from outrider.workers.engines.engine import Engine, Feed
 from outrider.workers.engines.expert_costs import ExpertNeeds, ExpertSharing, expert_seconds
 from outrider.workers.messages import Sampling
 
-# The first few decide between plain rounds and small numbers of candidates; the others are taken if time allows.
+# Numbers of tokens. The first few decide between plain rounds and few candidates; the others are measured if time allows.
 FIRST_POINTS = (1, 4, 8, 16)
 POINTS = (*FIRST_POINTS, 2, 6, 12, 32, 64, 128)
 REPEATS = 3
@@ -23,65 +23,66 @@ BUDGET_SECONDS = 0.4
 PREFIX = 32
 # A row number that no job uses.
 PROBE_ROW = -1
-# Of a mixture of experts passes over tokens of one kind are taken too.
-ALIKE_POINTS = (4, 8, 16)
+# For a mixture of experts, passes over one repeated token are measured as well.
+REPEATED_POINTS = (4, 8, 16)
 # The share of a new observation in a point's running mean.
 FRESH = 0.1
-# How fast the points that a pass says nothing of follow those that it does.
+# The share by which the other points follow the two that a pass refreshes.
 FOLLOWING = 0.02
-# So many values decide what is usual.
+# ``Recent.usual`` is taken over so many values.
 RECENT = 9
-# What a token of context adds is told from about so many passes. It is believed to be as at first with the weight of some
-# whose rows differed by so many tokens: while all rows grow, a machine that becomes slower looks alike.
+# Of ``ContextCost``: the length of its moving averages in passes, and the weight of its prior in passes whose contexts
+# differed by so many tokens a row. The prior is needed because a machine that slows down while all rows grow looks the
+# same.
 PASSES_OF_CONTEXT = 500
-DOUBTFUL_PASSES, DOUBTFUL_TOKENS = 20, 64
+PRIOR_PASSES, PRIOR_TOKENS = 20, 64
 
 
 class ContextCost:
-    """What each token in the caches of a pass's rows adds to it: ``seconds``, by passes behind more and fewer of them.
+    """``seconds`` that each token in the caches of a pass's rows adds to the pass.
 
-    It is the slope of a straight line through what passes took, each in units of what one over as many tokens took at
-    first, so that passes of all sizes count alike. ``believed`` is what it is taken for before that says anything.
+    The slope of a regression line: seconds / usual against context / usual, where ``usual`` is what a pass over as many
+    tokens took at first, so that passes of all sizes have the same weight. ``prior`` is the slope before any observation.
     """
 
-    def __init__(self, believed: float = 0.0) -> None:
-        self._believed = believed
+    def __init__(self, prior: float = 0.0) -> None:
+        self._prior = prior
         self._passes = 0.0
-        self._context = self._took = math.nan
-        self._both = self._spread = self._doubt = 0.0
+        self._mean_x = self._mean_y = math.nan
+        self._covariance = self._variance = self._prior_weight = 0.0
 
     @property
     def seconds(self) -> float:
         if not self._passes:
-            return self._believed
-        return max(0.0, self._both + self._doubt * self._believed) / (self._spread + self._doubt)
+            return self._prior
+        return max(0.0, self._covariance + self._prior_weight * self._prior) / (self._variance + self._prior_weight)
 
     def anew(self) -> ContextCost:
-        """With other passes at first: what is known of the slope stays."""
+        """For other values of ``usual``: the means start anew, the slope stays."""
         fresh = copy(self)
-        fresh._context = fresh._took = math.nan
+        fresh._mean_x = fresh._mean_y = math.nan
         return fresh
 
     def observe(self, rows: int, context: int, usual: float, seconds: float) -> None:
-        """A pass over so many rows behind so many tokens took so many seconds, where ``usual`` are those at first."""
+        """A pass over ``rows`` with ``context`` tokens in their caches took ``seconds``, and at first ``usual``."""
         x, y = context / usual, seconds / usual
-        if math.isnan(self._context):
-            self._context, self._took = x, y
+        if math.isnan(self._mean_x):
+            self._mean_x, self._mean_y = x, y
             return
         self._passes = min(self._passes + 1.0, PASSES_OF_CONTEXT)
-        share, dx, dy = 1.0 / self._passes, x - self._context, y - self._took
-        self._context += share * dx
-        self._took += share * dy
-        self._both += share * ((1.0 - share) * dx * dy - self._both)
-        self._spread += share * ((1.0 - share) * dx * dx - self._spread)
-        self._doubt = share * DOUBTFUL_PASSES * (rows * DOUBTFUL_TOKENS / usual) ** 2
+        share, dx, dy = 1.0 / self._passes, x - self._mean_x, y - self._mean_y
+        self._mean_x += share * dx
+        self._mean_y += share * dy
+        self._covariance += share * ((1.0 - share) * dx * dy - self._covariance)
+        self._variance += share * ((1.0 - share) * dx * dx - self._variance)
+        self._prior_weight = share * PRIOR_PASSES * (rows * PRIOR_TOKENS / usual) ** 2
 
 
 class CostCurve:
     """Seconds of a pass over a number of tokens, linear between measured points and beyond the last.
 
-    Of a mixture of experts the points are for tokens that have nothing in common, and ``sharing`` says what those of texts
-    need less. ``context`` says what comes on top for the tokens that its rows have in their caches.
+    For a mixture of experts the points are those of unrelated tokens, and ``sharing`` corrects for tokens of texts, which
+    need fewer experts. ``context`` adds the cost of the tokens in the caches of a pass's rows.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class CostCurve:
         return dict(zip(self._counts, self._seconds, strict=True))
 
     def measured_anew(self, points: Mapping[int, float]) -> CostCurve:
-        """With these points; those on either side of all of them are believed to have changed like the nearest one."""
+        """With these points instead; points below or above all of them are scaled as the nearest one changed."""
         if not points:
             return self
         first, last = min(points), max(points)
@@ -106,42 +107,42 @@ class CostCurve:
         above = {count: self(count) * points[last] / self(last) for count in self._counts if count > last}
         return type(self)(rising({**below, **points, **above}), self.sharing, self.context.anew())
 
-    def as_now(self) -> CostCurve:
-        """What passes to come take leaves this one as it is; which experts texts need is learned for both."""
+    def snapshot(self) -> CostCurve:
+        """A copy that later passes do not change, except for the experts that texts need (shared with this one)."""
         return type(self)(self.points, self.sharing, self.context.anew())
 
     def sharing_like(self, other: CostCurve) -> CostCurve:
-        """On other cores, say: tokens need the same experts wherever they are fed."""
+        """With the expert statistics of a curve for other cores: which experts tokens need does not depend on cores."""
         return type(self)(self.points, other.sharing, self.context.anew())
 
     def record(self) -> dict[str, object]:
-        """For job.json: what is known of the experts, where there are some."""
+        """For job.json: the expert statistics of a mixture of experts."""
         return {} if self.sharing is None else {"experts": self.sharing.record(self._counts)}
 
     def __call__(self, tokens: int, context: int = 0) -> float:
-        apart = self._between(self._seconds, tokens)
+        seconds = self._interpolated(self._seconds, tokens)
         if self.sharing is not None:
-            apart *= self.sharing.factor(tokens, self.sharing.needs(tokens))
-        return apart + context * self.context.seconds
+            seconds *= self.sharing.factor(tokens, self.sharing.needs(tokens))
+        return seconds + context * self.context.seconds
 
     def observe_pass(self, shares: Sequence[int], seconds: float, experts: int = 0, context: int = 0) -> None:
-        """Refresh the points with a pass over so many tokens of each row, which read so many experts.
+        """Refresh the points with a pass over ``shares[i]`` tokens of row i, which read so many experts.
 
-        ``context`` are the tokens that these rows had in their caches before.
+        ``context`` is how many tokens these rows had in their caches before.
         """
         tokens = sum(shares)
         if self.sharing is not None and experts:
             self.sharing.needs.observe(shares, experts)
             seconds /= self.sharing.factor(tokens, experts)
-        self._reach(tokens)
-        now, behind = self._between(self._seconds, tokens), context * self.context.seconds
+        self._extend_to(tokens)
+        now, of_context = self._interpolated(self._seconds, tokens), context * self.context.seconds
         if tokens <= self._counts[-1]:
             # An interruption counts as no more than a pass that took twice as long.
-            most = 2.0 * (now + behind)
-            self.context.observe(len(shares), context, self._between(self._at_start, tokens), min(most, seconds))
-        self.observe(tokens, max(now / 2, seconds - behind))
+            most = 2.0 * (now + of_context)
+            self.context.observe(len(shares), context, self._interpolated(self._at_start, tokens), min(most, seconds))
+        self.observe(tokens, max(now / 2, seconds - of_context))
 
-    def _between(self, seconds: Sequence[float], tokens: int) -> float:
+    def _interpolated(self, seconds: Sequence[float], tokens: int) -> float:
         counts = self._counts
         if len(counts) == 1:
             return seconds[0]
@@ -150,18 +151,18 @@ class CostCurve:
         return max(seconds[0] / 2, seconds[right - 1] + share * (seconds[right] - seconds[right - 1]))
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Refresh the points on both sides with what a real pass took, the nearer one more.
+        """Move the two points next to ``tokens`` towards what a pass took, the nearer one more.
 
-        A machine slows down and recovers as a whole, so the points further off follow, slowly: those that no pass visits
-        any more would else stay as they were in the worst second.
+        A machine slows down and recovers as a whole, so all other points follow slowly. Otherwise those that no pass visits
+        would stay as they were in the worst second.
         """
         counts = self._counts
         if tokens > counts[-1]:
             return
         # An interruption counts as no more than a pass that took twice as long.
-        now = self._between(self._seconds, tokens)
+        now = self._interpolated(self._seconds, tokens)
         excess = min(1.0, seconds / now - 1.0)
-        slower = (1.0 + excess) * now / self._between(self._at_start, tokens)
+        slower = (1.0 + excess) * now / self._interpolated(self._at_start, tokens)
         right = self._right_of(tokens)
         share = (tokens - counts[right - 1]) / (counts[right] - counts[right - 1]) if len(counts) > 1 else 0.0
         self._seconds[right - 1] *= 1.0 + FRESH * (1.0 - share) * excess
@@ -172,15 +173,15 @@ class CostCurve:
             if index not in moved:
                 self._seconds[index] += FOLLOWING * (start * slower - self._seconds[index])
 
-    def _reach(self, tokens: int) -> None:
-        """There was no time to measure large passes: where one comes, the line goes on to a point of its size."""
+    def _extend_to(self, tokens: int) -> None:
+        """Extrapolate points up to so many tokens, where there was no time to measure passes of that size."""
         counts = self._counts
         if len(counts) == 1 or tokens <= counts[-1]:
             return
         for count in sorted(POINTS):
             if counts[-1] < min(count, tokens):
-                self._seconds.append(self._between(self._seconds, count))
-                self._at_start.append(self._between(self._at_start, count))
+                self._seconds.append(self._interpolated(self._seconds, count))
+                self._at_start.append(self._interpolated(self._at_start, count))
                 counts.append(count)
 
     def _right_of(self, tokens: int) -> int:
@@ -188,10 +189,10 @@ class CostCurve:
 
 
 class Recent:
-    """What is usual among the last few values, by number of rows; a number not seen yet takes its nearest's.
+    """The lower quartile of the last few values, by number of rows; a number not seen yet takes that of the nearest.
 
-    The lower quartile and not a mean: the first call of anything takes many times as long as the next, and a disturbed
-    second must not make a draft look dear for long, since what looks dear is hardly asked and hardly measured again.
+    Not the mean: a first call takes many times as long as the next, and a disturbed second must not make a draft look
+    expensive for long, since a draft that looks expensive is hardly asked, and so hardly measured again.
     """
 
     def __init__(self, most: int = RECENT) -> None:
@@ -206,7 +207,7 @@ class Recent:
         self._values.setdefault(rows, deque(maxlen=self._most)).append(value)
 
     def nearest(self, rows: int) -> int | None:
-        """The number of rows among those seen; None before there are any."""
+        """The nearest number of rows that was observed; None before any was."""
         return min(self._values, key=lambda count: abs(count - rows), default=None)
 
     def __call__(self, rows: int) -> float | None:
@@ -214,7 +215,7 @@ class Recent:
         return None if nearest is None else _usual(self._values[nearest])
 
     def of_a_row(self, rows: int) -> float:
-        """What one row of so many adds, by the fewest rows that were seen; 0 where it cannot be told."""
+        """What one row adds: the slope between the nearest and the smallest number of rows observed; 0 with one number."""
         most, fewest = self.nearest(rows), min(self._values, default=None)
         if most is None or fewest is None or most == fewest:
             return 0.0
@@ -226,10 +227,9 @@ def _usual(values: Collection[float]) -> float:
     return sorted(values)[(len(values) - 1) // 4]
 
 
-class _Texts:
-    """Tokens that have nothing in common: of a mixture of experts, the cost of a pass depends on how many of them its
-    tokens need, and the same ones again would be in the processor's caches. Real texts need rather fewer
-    (``expert_costs``)."""
+class _UnrelatedTokens:
+    """Unrelated tokens, new ones for each pass: a mixture of experts reads the experts that its tokens need, and those of
+    the last pass would be in the processor's caches. Tokens of texts need fewer experts (``expert_costs``)."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
@@ -248,46 +248,49 @@ class _Texts:
 
 @dataclass(slots=True)
 class _Measured:
-    """Of passes of one size: the fewest seconds, and how many experts they read, for each kind of tokens."""
+    """By number of tokens: the fewest seconds of a pass, and how many experts each pass read, for unrelated tokens and for
+    one repeated token."""
 
-    apart: dict[int, float] = field(default_factory=dict)
-    alike: dict[int, float] = field(default_factory=dict)
-    read_apart: dict[int, list[int]] = field(default_factory=dict)
-    read_alike: dict[int, list[int]] = field(default_factory=dict)
+    unrelated: dict[int, float] = field(default_factory=dict)
+    repeated: dict[int, float] = field(default_factory=dict)
+    read_unrelated: dict[int, list[int]] = field(default_factory=dict)
+    read_repeated: dict[int, list[int]] = field(default_factory=dict)
 
     def sharing(self, engine: Engine) -> ExpertSharing | None:
         if engine.mixture is None:
             return None
         needs = ExpertNeeds(engine.mixture.routers)
-        for count, reads in self.read_apart.items():
+        for count, reads in self.read_unrelated.items():
             for read in reads:
                 needs.observe([count], read)
-        each = expert_seconds(_both(self.apart, self.read_apart), _both(self.alike, self.read_alike))
-        return ExpertSharing(engine.mixture.routers, needs, CostCurve(rising(self.apart)), each)
+        each = expert_seconds(
+            _seconds_and_reads(self.unrelated, self.read_unrelated), _seconds_and_reads(self.repeated, self.read_repeated)
+        )
+        return ExpertSharing(engine.mixture.routers, needs, CostCurve(rising(self.unrelated)), each)
 
 
 def measure(engine: Engine, seconds: float = BUDGET_SECONDS, only: Sequence[int] = ()) -> CostCurve:
     """Feed a probe row passes of several sizes: each once, and again as long as the time lasts; the fastest counts.
 
-    With ``only``, passes of these sizes, once each; what texts share is not looked into.
+    With ``only``, passes of these sizes, once each; sharing of experts is not measured.
     """
     if only:
-        return CostCurve(rising(_passes(engine, 0.0, only, 1).apart))
+        return CostCurve(rising(_passes(engine, 0.0, only, 1).unrelated))
     measured = _passes(engine, seconds, POINTS, PREFIX)
-    points = rising(measured.apart)
-    # Keys and values come in as fast as weights do.
+    points = rising(measured.unrelated)
+    # The prior: keys and values are read at the same rate as weights.
     return CostCurve(points, measured.sharing(engine), ContextCost(engine.context_share * min(points.values())))
 
 
 def rising(points: Mapping[int, float]) -> dict[int, float]:
-    """With what must have been disturbed put right: no pass takes longer than one over more tokens."""
+    """min(points[n] for n >= count): no pass takes longer than one over more tokens, unless it was disturbed."""
     least, found = math.inf, {}
     for count in sorted(points, reverse=True):
         least = found[count] = min(least, points[count])
     return found
 
 
-def _both(seconds: Mapping[int, float], read: Mapping[int, Sequence[int]]) -> dict[int, tuple[float, float]]:
+def _seconds_and_reads(seconds: Mapping[int, float], read: Mapping[int, Sequence[int]]) -> dict[int, tuple[float, float]]:
     return {count: (each, fmean(read[count])) for count, each in seconds.items()}
 
 
@@ -297,8 +300,8 @@ def _passes(engine: Engine, seconds: float, sizes: Sequence[int], prefix: int) -
     engine.open(PROBE_ROW, Sampling(), prefix)
     try:
         prefix = min(prefix, engine.context // 2)
-        texts = _Texts(engine.vocabulary)
-        engine.feed([Feed(PROBE_ROW, texts.take(prefix), 0)])
+        unrelated = _UnrelatedTokens(engine.vocabulary)
+        engine.feed([Feed(PROBE_ROW, unrelated.take(prefix), 0)])
 
         def one(tokens: list[int], fewest: dict[int, float], read: dict[int, list[int]]) -> None:
             count = len(tokens)
@@ -314,9 +317,9 @@ def _passes(engine: Engine, seconds: float, sizes: Sequence[int], prefix: int) -
                 needed = not repeat and (count in FIRST_POINTS or sizes is not POINTS)
                 if beyond or (not needed and time.perf_counter() > deadline):
                     continue
-                one(texts.take(count), measured.apart, measured.read_apart)
-                if engine.mixture is not None and sizes is POINTS and count in ALIKE_POINTS:
-                    one(texts.repeat(count), measured.alike, measured.read_alike)
+                one(unrelated.take(count), measured.unrelated, measured.read_unrelated)
+                if engine.mixture is not None and sizes is POINTS and count in REPEATED_POINTS:
+                    one(unrelated.repeat(count), measured.repeated, measured.read_repeated)
     finally:
         engine.close(PROBE_ROW)
     return measured

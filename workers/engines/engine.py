@@ -1,4 +1,4 @@
-"""What an engine is: it holds one model and the caches of many rows, and chooses tokens. It knows nothing of Ray."""
+"""The interface of an engine: one model, the KV caches of many rows, and the choice of tokens. No Ray in here."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MOST_RANKED = 16
 
 
 class PassMasks:
-    """Which tokens the choices of a pass may take: of each mask, bit t % 32 of word t / 32 for token t.
+    """The tokens that the choices of a pass may take: ``words`` [masks, words of a mask], bit t % 32 of word t / 32 for
+    token t.
 
-    They may still be in the making when the pass begins, in another thread, which says when they are made. ``words`` are
-    [masks, words of a mask].
+    Another thread may still compute them when the pass begins; it calls ``made`` when they are complete.
     """
 
     def __init__(self, words: NDArray[np.uint32]) -> None:
         self.words = words
-        # For engines that look by themselves.
+        # What the native engine polls; the hf engine calls ``wait``.
         self.ready = np.zeros(1, np.int32)
         self._made = threading.Event()
 
@@ -39,35 +39,35 @@ class PassMasks:
 
 
 class FeedMasks(NamedTuple):
-    """A feed's own among the masks of a pass: those of its choices, from the ``first`` on."""
+    """The masks of one feed's choices: those of the pass from index ``first`` on."""
 
     of: PassMasks
     first: int
 
 
 class Guide(Protocol):
-    """What tells which tokens may come next, in the course of a row that goes on by itself."""
+    """Tells which tokens may come next while a draft decodes a row under a grammar."""
 
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """Set the bits of the tokens that may come next; all bits are 0 before."""
 
     def follow(self, token: int) -> Sequence[int] | None:
-        """The token has been chosen. Those behind it that are certain, of which the guide knows then too.
+        """Append the chosen token. The tokens that the grammar forces after it, which the guide has then appended, too.
 
-        None where the token may not come after all: the row does not go on, and the choice is none.
+        None where the token is not allowed after all: decoding of the row ends, and the token is dropped.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Tokens to append to a row's cache, and after how many of them (counted from the last) a choice is wanted.
+    """Tokens to append to a row's cache; a choice is wanted after each of the last ``choose`` of them.
 
     ``logprobs`` asks for each choice's log-probability, and for those of as many of the likeliest tokens.
-    ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens and this one in place of the
-    next (-1 where that has no finite scores). Nothing of a branch stays. For engines that branch.
-    With ``masks`` a choice is one of the tokens that its mask allows (-1 where that is none); branches have none.
-    ``runners_up`` asks for the second-best tokens too, ``states`` for the states of all its tokens, of an engine that can
-    tell them.
+    ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens followed by ``token`` (-1
+    where its scores are not finite). A branch leaves nothing in the cache. Only for engines with ``branches``. With
+    ``masks`` a choice is one of the tokens that its mask allows (-1 where it allows none); branches have no mask.
+    ``runners_up`` asks for the second-best tokens, ``states`` for the hidden states of all tokens that are fed, where the
+    engine has them.
     """
 
     row: int
@@ -84,11 +84,11 @@ class Feed:
 class Chosen:
     """The tokens chosen for one feed, first position first.
 
-    ``margins`` are the distances between the best and the second-best score: how clear each choice was. On an engine that
-    is not exact, a margin close to the kernels' rounding is where two runs may differ. NaN: the scores were not numbers.
-    ``logprobs`` holds, where the feed asked, for each choice (token, log-probability): its own, then the likeliest.
-    Behind the feed's own choices stand those after its branches. ``runners_up`` are the tokens with the second-best scores
-    (-1: there is none), where an engine tells them. ``states`` [tokens fed, columns] are bf16, where the feed asked.
+    ``margins`` are best score - second-best score; NaN where scores were not finite. On an engine that is not exact, two
+    runs may choose differently where a margin is within the kernels' rounding. ``logprobs`` holds, where the feed asked,
+    for each choice (token, log-probability): its own, then the likeliest. The choices after branches follow those of the
+    feed. ``runners_up`` are the tokens with the second-best scores (-1: there is none), where the engine has them.
+    ``states`` [tokens fed, columns] are bf16, where the feed asked.
     """
 
     tokens: list[int]
@@ -100,11 +100,11 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class DecodeFeed:
-    """A row that goes on by itself: it is fed ``tokens``, and then again and again what it chose last.
+    """Autoregressive decoding of one row: it is fed ``tokens``, and then its own last choice, again and again.
 
-    It stops after ``most`` choices, after one of ``ends``, or where it is not worth while any more: ``reach`` is the chance
-    that everything chosen before holds, and a choice misses ``miss_factor`` times as often as is usual. With a ``guide``,
-    what is certain behind a choice is taken without one, its margin infinite; there may be more than ``most`` then.
+    It stops after ``most`` choices, after one of ``ends``, or by the ``StopRule``: ``reach`` is the chance that all earlier
+    choices are accepted, and a choice misses ``miss_factor`` times as often as usual. Tokens that the grammar of a
+    ``guide`` forces are appended without a pass, with an infinite margin; there may be more than ``most`` tokens then.
     """
 
     row: int
@@ -116,16 +116,16 @@ class DecodeFeed:
     guide: Guide | None = None
 
 
-# The margin of a token that a model chose because top-k, top-p or min-p had left no other; of a forced one it is infinite.
+# The margin of a choice where top-k, top-p or min-p left only one token. (That of a token forced by a grammar is infinite.)
 MOST_MARGIN = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """When decoding stops. ``usual`` are the chances that a choice holds, by its margin: below and between ``bounds``.
+    """When decoding stops. ``usual[i]`` is the chance that a choice is accepted if bounds[i - 1] <= margin < bounds[i].
 
-    No chance is taken for less than ``least_chance``. A row stops where its reach is below ``least_reach``, and all of them
-    when sum(reach - least_reach) over the rows that go on is below ``least_sum``: another pass is not worth it.
+    No chance is taken to be below ``least_chance``. A row stops when its reach is below ``least_reach``, and all rows when
+    sum(reach - least_reach) over those that go on is below ``least_sum``: another pass is not worth its time.
     """
 
     bounds: Sequence[float]
@@ -142,14 +142,14 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """The choices of each feed, and of each pass how many rows were in it and its seconds."""
+    """The choices of each feed, and (rows, seconds) of each pass."""
 
     chosen: list[Chosen]
     steps: list[tuple[int, float]]
 
 
 class Router(NamedTuple):
-    """One layer of a mixture of experts: how many it has, and how many of them a token takes."""
+    """One layer of a mixture of experts: the number of its experts, and how many of them the router chooses for a token."""
 
     experts: int
     chosen: int
@@ -157,7 +157,7 @@ class Router(NamedTuple):
 
 @dataclass(slots=True)
 class Mixture:
-    """A model's layers with experts, and how many experts its latest pass read, over all layers, each counted once."""
+    """The routers of a mixture of experts; ``read``: how many distinct experts its latest pass read, summed over layers."""
 
     routers: tuple[Router, ...]
     read: int = 0
@@ -166,70 +166,71 @@ class Mixture:
 class Ranker(Protocol):
     @property
     def most_tokens(self) -> int:
-        """Of feeds that have more tokens together, what was chosen first is not known any more."""
+        """The largest pass, in tokens: larger feeds take several passes, and only the last can be ranked."""
 
     def rank(self, choice: int, count: int, mask: NDArray[np.uint32] | None = None) -> Sequence[int]:
         """The best tokens for one of the choices of the latest pass, best first, among those that the mask allows.
 
-        Choices are counted over all its feeds, those after branches too. There may be fewer tokens than ``count``, which is
-        MOST_RANKED at most. The choice's row holds what stood before it.
+        Choices are numbered over all feeds of the pass, those after branches included. There may be fewer tokens than
+        ``count``, which is MOST_RANKED at most. The choice's row must still hold the tokens before it.
         """
 
 
 class Learner(Protocol):
     def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:
-        """What in truth came behind the row's first ``first`` tokens, one after the other. It corrects later choices.
+        """Learn from the tokens that the target committed after the row's first ``first`` tokens, to correct later choices.
 
-        How many of its choices there had been right because of corrections, and how many wrong. Where they are no longer
-        known, nothing is learned.
+        Returns how many of the choices there were right because of corrections, and how many wrong. Nothing is learned from
+        choices that are no longer kept.
         """
 
 
 class Skipper(Protocol):
     def skip(self, row: int, tokens: Sequence[int]) -> None:
-        """Append tokens that are never computed: what is fed behind them sees neither them nor anything before them.
+        """Append tokens without computing them: later tokens attend neither to them nor to anything before them.
 
-        For drafts: a target's choices depend on all of its row.
+        For drafts only: a target's choices depend on all of its row.
         """
 
 
 @runtime_checkable
 class CanLearn(Protocol):
     def correct_choices(self) -> None:
-        """Have a ``learner``, where the model has what that takes.
+        """Set ``learner``, where the model's LM head can be corrected.
 
-        For drafts: no choice of a target may depend on another row.
+        For drafts only: no choice of a target may depend on another row.
         """
 
 
 @runtime_checkable
 class CanShorten(Protocol):
     def shorten(self, tokens: int | None) -> int:
-        """Score so many tokens of the vocabulary at most, those of the texts that are fed (0: all, None: a part where their
-        scores are a good part of a pass). How many are scored now.
+        """Compute logits for at most so many tokens of the vocabulary, those that rows were fed last (0: all; None: a part,
+        where the LM head is a good part of a pass). Returns how many are scored now.
 
-        For drafts: a target may choose any token.
+        For drafts only: a target may choose any token.
         """
 
 
 class Engine(Protocol):
-    """One loaded model. Rows are named by the caller; each has a cache as long as the tokens fed and not truncated."""
+    """One loaded model. The caller numbers the rows; a row's cache holds all tokens that it was fed and that were not
+    truncated."""
 
     @property
     def mixture(self) -> Mixture | None:
-        """Of a mixture of experts whose passes say what they read; else None."""
+        """For a mixture of experts whose passes report the experts that they read; else None."""
 
     @property
     def context_share(self) -> float:
-        """The bytes that a pass reads for each token of its rows' contexts, over those of the weights; 0 where unknown."""
+        """Bytes of keys and values of one token / bytes of the weights that a pass reads; 0 where unknown."""
 
     @property
     def exact(self) -> bool:
-        """Whether a row's choices never depend, not even by rounding, on what else is computed beside it."""
+        """Whether a row's logits have the same bits whatever else is in its pass."""
 
     @property
     def forks(self) -> bool:
-        """Whether a fork is cheaper than feeding its tokens again."""
+        """Whether ``fork`` is cheaper than feeding the tokens again."""
 
     @property
     def branches(self) -> bool:
@@ -237,15 +238,15 @@ class Engine(Protocol):
 
     @property
     def ranker(self) -> Ranker | None:
-        """What tells behind a pass what else its choices could have been; None of an engine that cannot."""
+        """Ranks further tokens for a choice of the latest pass; None where the engine cannot."""
 
     @property
     def learner(self) -> Learner | None:
-        """What learns from choices that turned out wrong; None of an engine whose choices stay its model's own."""
+        """Learns corrections from wrong choices; None unless ``correct_choices`` was called and possible."""
 
     @property
     def skipper(self) -> Skipper | None:
-        """What leaves a beginning of a row unread; None of an engine whose rows are read from their first token on."""
+        """Skips the beginning of a row; None where the engine must read rows from their first token on."""
 
     @property
     def context(self) -> int:
@@ -256,29 +257,29 @@ class Engine(Protocol):
         """How many token ids the model scores; a larger id must never be fed."""
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
-        """Begin an empty row; its first ``prompt_length`` tokens count as given, the rest as written."""
+        """Begin an empty row; its first ``prompt_length`` tokens are the prompt, all later ones are written."""
 
     def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
-        """Begin a row with the first ``length`` tokens of another one's cache."""
+        """Begin a row with a copy of the first ``length`` tokens of another row's cache."""
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
-        """One forward pass over all feeds together; the answers stand in the same order."""
+        """One forward pass over all feeds together; the results are in the order of the feeds."""
 
     def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:
-        """One forward pass that chooses nothing: the logits after the last ``choose`` tokens of each feed, one behind the
-        other. Log-probabilities and branches are not looked at."""
+        """One forward pass without choices: the logits after the last ``choose`` tokens of each feed, concatenated.
+        ``logprobs`` and ``branches`` of feeds are ignored."""
 
     def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
-        """As many passes as the feeds want, the rows that go on together; the answers stand in the same order.
+        """Decode all rows together until each has stopped; the results are in the order of the feeds.
 
-        A pass makes one choice a row, or more where the engine can try what a row's text went on with before.
+        A pass makes one choice for each row, or several where the engine verifies tokens from earlier text in it.
         """
 
     def length(self, row: int) -> int:
-        """How many tokens the row's cache holds."""
+        """The number of tokens in the row's cache."""
 
     def truncate(self, row: int, length: int) -> None:
-        """Forget all but the first ``length`` tokens."""
+        """Keep only the first ``length`` tokens."""
 
     def close(self, row: int) -> None:
         """Forget the row."""

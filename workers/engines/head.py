@@ -1,6 +1,8 @@
-"""A head on a target's hidden states, on our own kernels: tokens are fed with the states that the target had before them.
+"""The engine of a head on a target's hidden states (EAGLE): each token is fed with the target's state of the token before
+it.
 
-A token without one goes on with what the head itself left behind the token before it, one token a pass.
+A token without such a state takes the state that the head itself computed for the token before it, so these tokens need a
+pass each.
 """
 
 from __future__ import annotations
@@ -20,29 +22,29 @@ States = NDArray[np.uint16]
 
 
 class HeadEngine(NativeEngine):
-    """``give`` says with which states a row's next tokens come, ``confirmed`` how many of its tokens came with some."""
+    """``give`` hands over the target's states for a row's next tokens; ``confirmed`` counts its tokens that had one."""
 
     branches = False
 
     def __init__(self, model: NativeModel, context: int) -> None:
         super().__init__(model, context)
-        # It is its drafter that knows which tokens have no states.
+        # ``HeadDrafter`` skips tokens by itself: only it knows which of them have no states.
         self.skipper = None
-        # Passes that feeds were taken apart into, beside the one that each of them asks for.
+        # Passes beyond one for each call, which tokens without states took.
         self.more_passes = 0
         self._states: dict[int, States] = {}
         self._confirmed: dict[int, int] = {}
 
     def give(self, row: int, states: States) -> None:
-        """States for as many of the tokens that are fed next, instead of those given before."""
+        """Replace the row's states: one for each of the tokens that are fed next, from the first on."""
         self._states[row] = states
 
     def waiting(self, row: int) -> States:
-        """The states that have been given and not been used."""
+        """The states that were given and not used yet."""
         return self._states[row]
 
     def confirmed(self, row: int) -> int:
-        """How many of the row's first tokens were fed with states, or skipped: what follows is as good as a guess."""
+        """How many of the row's first tokens were fed with states or skipped; later ones must be fed again with theirs."""
         return self._confirmed[row]
 
     def skip(self, row: int, tokens: Sequence[int]) -> None:
@@ -68,16 +70,17 @@ class HeadEngine(NativeEngine):
         del self._states[row], self._confirmed[row]
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
-        rest = self._up_to_the_last([(feed.row, feed.tokens) for feed in feeds])
-        # With a choice, the last token leaves what one without a state goes on with.
+        rest = self._feed_all_but_last_pass([(feed.row, feed.tokens) for feed in feeds])
+        # Only a token with a choice stores the head's own state, which a next token without the target's needs.
         return super().feed([replace(feed, tokens=rest[feed.row], choose=max(1, feed.choose)) for feed in feeds])
 
     def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
-        rest = self._up_to_the_last([(feed.row, feed.tokens) for feed in decode_feeds])
+        rest = self._feed_all_but_last_pass([(feed.row, feed.tokens) for feed in decode_feeds])
         return super().decode([replace(feed, tokens=rest[feed.row]) for feed in decode_feeds], stop_rule)
 
-    def _up_to_the_last(self, fed: Sequence[tuple[int, Sequence[int]]]) -> dict[int, Sequence[int]]:
-        """Feed what does not go into one pass: behind the tokens that come with states, each takes a pass of its own."""
+    def _feed_all_but_last_pass(self, fed: Sequence[tuple[int, Sequence[int]]]) -> dict[int, Sequence[int]]:
+        """Feed all but the tokens of the last pass, and return these: each token without a state takes a pass of its
+        own."""
         left = {row: list(tokens) for row, tokens in fed}
         while True:
             feeds = []

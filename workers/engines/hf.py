@@ -1,8 +1,8 @@
-"""Any transformers model as an engine, on any device torch knows.
+"""Any transformers model as an engine, on any device of torch.
 
 Several rows, each with its own number of new tokens, go through one forward pass as a single flat sequence: no padding
-and no loop over rows around the model. The model's own attention layers call back into ``hf_attention``, which gives every
-row its own cache; everything else in a decoder works token by token and does not care which row a token belongs to.
+and no loop over rows around the model. The model's attention layers call ``hf_attention``, which gives every row its own
+KV cache; all other operations of a decoder work token by token, whatever row a token belongs to.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Fe
 from outrider.workers.engines.hf_attention import RowCache, Span
 from outrider.workers.engines.hf_masks import ATTENTION_NAME, NotHonoured
 from outrider.workers.engines.hf_rope import find_switch, rope_by_token
-from outrider.workers.engines.hf_temperature import give_back, take_temperatures
+from outrider.workers.engines.hf_temperature import restore_temperatures, take_temperatures
 from outrider.workers.engines.sampling import choose, log_probabilities
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.messages import Sampling
 
-# A row that has grown so far beyond a switch of its rope will not be taken back behind it.
+# A row that is so many tokens beyond the switch of its rope is never truncated to before it.
 NEVER_TAKEN_BACK = 64
 
 
 @dataclass(slots=True)
 class RowState:
-    """What an engine knows of a row. ``tokens`` are all that it was fed and that were not taken back."""
+    """``tokens`` are all that the row was fed and that were not truncated."""
 
     sampling: Sampling
     prompt_length: int
@@ -44,16 +44,17 @@ class RowState:
 
 @dataclass(slots=True)
 class RaggedRow(RowState):
-    """With its keys and values: where the model's rope has a switch, those of either side of it."""
+    """``caches`` has the keys and values: with long rope, those by the short (False) and by the long frequencies (True)."""
 
     caches: dict[bool, RowCache] = field(default_factory=dict)
-    # By the number of tokens before them.
+    # By position: the number of tokens before the choice.
     kept_choices: dict[int, KeptChoice] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Tokens that one row has in one pass, behind what its cache holds; ``choose`` of the last are answered."""
+    """One row's tokens in one pass, after those in its cache. ``long[i]``: token i takes the long frequencies of the
+    rope."""
 
     cache: RowCache
     tokens: Sequence[int]
@@ -62,7 +63,7 @@ class Portion:
 
 
 class HfEngine:
-    """A transformers model that feeds ragged batches."""
+    """A transformers model fed with ragged batches."""
 
     attention = ATTENTION_NAME
     # Float kernels of other libraries may sum in another order for another batch.
@@ -78,7 +79,8 @@ class HfEngine:
         self.model = model
         self.learner: HfEngine | None = None
         self._corrections: Corrections | None = None
-        # Columns of the states that stand behind a model's scores where it learns, and those of the pass under way.
+        # Where the model learns: the columns of the hidden states that ``_logits_and_states`` appends to the logits, and
+        # the states of the current pass.
         self._state_columns = 0
         self._states: torch.Tensor | None = None
         self._hook: RemovableHandle | None = None
@@ -97,13 +99,13 @@ class HfEngine:
     def release(self) -> None:
         """Leave the model as it was, for another engine."""
         self._rope.release()
-        give_back(self._temperatures)
+        restore_temperatures(self._temperatures)
         if self._hook is not None:
             self._hook.remove()
         self.model.set_attn_implementation(self.own_attention)
 
     def correct_choices(self) -> None:
-        """Learn from choices that turn out wrong: of a model whose scores are made by one plain matrix."""
+        """Set ``learner``, if the LM head is a plain linear layer: its input is the state that corrections multiply."""
         head = self.model.get_output_embeddings()
         if isinstance(head, torch.nn.Linear):
             self._corrections, self.learner, self._state_columns = Corrections(), self, head.in_features
@@ -127,12 +129,13 @@ class HfEngine:
         other = self._rows[source]
         new = self._rows[row] = RaggedRow(sampling, prompt_length, other.tokens[:length])
         for long, cache in other.caches.items():
-            # Where keys stay as they were computed, the source's are of use as far as its rope was the row's own.
-            alike = cache.length
+            # Where keys keep the frequencies that they were computed with, those of the source are valid as long as both
+            # rows take the same frequencies.
+            same = cache.length
             if self._switch is not None and not self._switch.anew:
                 theirs, ours = (self._sides(each, 0, length) for each in (other, new))
-                alike = next((at for at in range(length) if theirs[at] != ours[at]), length)
-            new.caches[long] = cache.copy(min(length, alike))
+                same = next((at for at in range(length) if theirs[at] != ours[at]), length)
+            new.caches[long] = cache.copy(min(length, same))
 
     def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
         return decode_in_steps(self, decode_feeds, stop_rule)
@@ -154,7 +157,7 @@ class HfEngine:
         answers, taken = [], 0
         for feed in feeds:
             row, of_feed = self._rows[feed.row], found[taken : taken + feed.choose]
-            logits, states = self._apart(of_feed)
+            logits, states = self._split(of_feed)
             answer = choose_last(row, logits, feed)
             if self._corrections is not None:
                 answer = self._corrected(row, feed, answer, logits, states.numpy())
@@ -163,7 +166,7 @@ class HfEngine:
         return answers
 
     def _corrected(self, row: RaggedRow, feed: Feed, own: Chosen, logits: torch.Tensor, states: State) -> Chosen:
-        """What is chosen where choices are corrected. Both choices are kept, for whoever tells which was right."""
+        """The choices by corrected scores, where these are trusted. Both kinds are kept until ``learn``."""
         corrections = self._corrections
         assert corrections is not None
         better = [corrections.corrected(*pair) for pair in zip(logits.numpy(), states, strict=True)]
@@ -171,7 +174,7 @@ class HfEngine:
         pairs = zip(own.tokens, corrected.tokens, states, strict=True)
         for at, (ours, theirs, state) in enumerate(pairs, start=len(row.tokens) - len(own.tokens) + 1):
             row.kept_choices.pop(at, None)
-            # A copy: a part of the pass's scores would keep all of them.
+            # A copy: a view would keep all scores of the pass in memory.
             row.kept_choices[at] = KeptChoice(ours, theirs, state.copy())
         for at in list(row.kept_choices)[:-KEPT_CHOICES]:
             del row.kept_choices[at]
@@ -183,19 +186,19 @@ class HfEngine:
 
     def logits(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """Append the feeds' tokens to their rows; the scores after each of the last ``choose`` tokens of every feed."""
-        return self._apart(self._logits_and_states(feeds))[0]
+        return self._split(self._logits_and_states(feeds))[0]
 
-    def _apart(self, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _split(self, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = found.shape[1] - self._state_columns
         return found[:, :scores], found[:, scores:]
 
     def _logits_and_states(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        """Of a model that learns the state that scores were made from stands behind them."""
+        """The logits; where the model learns, each row of them is followed by the hidden state that it was made from."""
         near, far, straddling = list(feeds), [], []
         for index, feed in enumerate(feeds):
             before = self._before_switch(feed)
             if before:
-                # No pass straddles the switch: what lies beyond needs all of the row's keys anew.
+                # No pass straddles the switch: beyond it all keys of the row are computed anew.
                 beyond = len(feed.tokens) - before
                 near[index] = replace(feed, tokens=feed.tokens[:before], choose=max(0, feed.choose - beyond))
                 far.append(replace(feed, tokens=feed.tokens[before:], choose=min(feed.choose, beyond)))
@@ -206,7 +209,8 @@ class HfEngine:
         return torch.cat(scores)
 
     def _before_switch(self, feed: Feed) -> int:
-        """How many of the tokens lie before a switch that the others lie beyond, if all keys change there; 0: none."""
+        """How many of a feed's tokens come before the switch of the rope, where the feed crosses it and all keys change
+        there; else 0."""
         row, switch = self._rows[feed.row], self._switch
         if switch is None or not switch.anew:
             return 0
@@ -215,7 +219,7 @@ class HfEngine:
         return switch.length - past if crosses else 0
 
     def _pass(self, feeds: Sequence[Feed]) -> list[torch.Tensor]:
-        """One forward pass over feeds of different rows, and what each of them asked for."""
+        """One forward pass over feeds of different rows; the logits that each of them asked for."""
         if not feeds:
             return []
         rows = [self._rows[feed.row] for feed in feeds]
@@ -244,12 +248,12 @@ class HfEngine:
         anew = switch is not None and switch.anew
         side = anew and switch is not None and switch.long(past + len(feed.tokens), row.prompt_length)
         cache = row.caches.setdefault(side, RowCache())
-        # What was fed on the other side of the switch, or never: all else is here.
+        # The row's tokens that this cache lacks, since they were fed with the other frequencies or only forked.
         tokens = [*row.tokens[cache.length :], *feed.tokens]
         return Portion(cache, tokens, feed.choose, self._sides(row, cache.length, past + len(feed.tokens)))
 
     def _sides(self, row: RaggedRow, start: int, stop: int) -> list[bool]:
-        """For each of the positions whether it takes the long frequencies, in a pass that ends at ``stop``."""
+        """Whether each position takes the long frequencies, in a pass that ends at ``stop``."""
         switch = self._switch
         if switch is None:
             return [False] * (stop - start)
@@ -278,7 +282,7 @@ class HfEngine:
             logits = self.model(
                 input_ids=torch.tensor([ids], device=device),
                 position_ids=places[None],
-                # All are there. Without it transformers would take rows that begin anew for a packed batch of training.
+                # All ones. Without a mask transformers takes positions that begin again for a packed batch of training.
                 attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
                 use_cache=False,
                 **some,
@@ -296,15 +300,15 @@ class HfEngine:
     def _taken_states(self, logits: torch.Tensor) -> torch.Tensor:
         states, self._states = self._states, None
         if states is None:
-            # Of a model that multiplies with its head's matrix by another way no state is known, so nothing is learned.
+            # The model uses its head's matrix without calling the head, so no state is known and nothing is learned.
             return logits.new_zeros(len(logits), self._state_columns)
         return states[0].to(logits)
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """How many scores the head gives. Intel's extension packs a head's weight in blocks: its shape says nothing then."""
+    """How many logits the LM head has. (Intel's extension packs its weight in blocks, whose shape does not say it.)"""
     head = model.get_output_embeddings()
-    # Of some libraries' own kind of head nothing is a weight.
+    # Quantisation libraries have heads of their own kind without a ``weight``.
     found: int = head.out_features if hasattr(head, "out_features") else head.weight.shape[0]
     return found
 

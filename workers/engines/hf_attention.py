@@ -1,7 +1,7 @@
-"""Attention over many rows of different lengths in one flat pass: what transformers' models call in place of their own.
+"""The attention function of transformers' models in passes over many rows of different lengths, as one flat sequence.
 
-A model hands over what its attention asks for as keywords. Each is computed here as transformers' own eager attention does,
-or refused by its name: a keyword that nobody here knows, and that is not None, is never dropped.
+A model passes the features of its attention as keywords. Each is computed as in transformers' eager attention, or refused
+by its name: an unknown keyword that is not None is never ignored.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from outrider.workers.engines.hf_masks import ATTENTION_NAME, NotHonoured, Ragge
 from outrider.workers.engines.hf_temperature import Temperature
 
 FIRST_CAPACITY = 64
-# Keywords that change no number here: where tokens lie (masks are made by row, rotations applied already), and what a
-# caller would like to see besides.
+# Keywords that do not change the result: positions (masks are made by row, and rope is applied already), and requests for
+# further outputs.
 WITHOUT_EFFECT = frozenset(
     (
         *("position_ids", "cache_position", "position_embeddings", "cache", "past_key_values", "past_key_value"),
@@ -45,11 +45,11 @@ class LayerCache:
     def __init__(self) -> None:
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
-        # So many were written; fewer of them may count.
+        # So many tokens were written; after a truncation fewer are valid (``RowCache.length``).
         self.stop = 0
 
     def append(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write after ``start`` tokens and return everything up to the end of what was written."""
+        """Write keys and values after the first ``start`` tokens; returns those of all tokens up to the last written."""
         if start > self.stop:
             raise NotHonoured("layers that leave out tokens")
         stop = start + keys.shape[1]
@@ -112,7 +112,8 @@ class Pass(threading.local):
         self.positions = torch.empty(0)
         self.temperatures: Mapping[torch.nn.Module, Temperature] = {}
         self.fused = True
-        # Attentions so far. They are told apart by their order: some models call one module for several layers.
+        # How many attentions were called so far. They are identified by their order: some models share one module among
+        # layers.
         self.calls = 0
 
     def begin(
@@ -149,7 +150,7 @@ def attend(
     if dropout:
         raise NotHonoured("dropout")
     if attention_mask is None:
-        # Without a mask, this says whether a token sees those behind it.
+        # Without a mask, is_causal says whether a token attends to later ones.
         if is_causal is False or (is_causal is None and getattr(module, "is_causal", True) is False):
             raise NotHonoured("attention to tokens that come later")
         attention_mask = RaggedMask()
@@ -202,9 +203,9 @@ def _eager(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention spelled out, as models wrote it before there were fused kernels: the scores exist as a matrix.
+    """softmax(softcap * tanh(scale * Q Kᵀ / softcap)) V, with the matrix of scores in memory.
 
-    ``softcap`` bounds them; ``sinks`` (a number a head) take their share of the weights and give nothing.
+    ``sinks`` are one more score for each head in the softmax, without a value.
     """
     copies = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(copies, dim=1), values.repeat_interleave(copies, dim=1)

@@ -1,9 +1,8 @@
-"""What a model's masks let a token see, read from transformers' mask interface, for rows that lie one behind the other.
+"""The attention masks of transformers' models (causal, window, chunk), for rows concatenated to one flat sequence.
 
-transformers describes a mask as a function of (batch, head, query's position, key's position), made of a few known parts.
-A ragged pass needs it in the positions of each row, not of the flat sequence, so the parts are read here and applied by
-row. A part that is not known here is refused: nothing is ever masked by guess. What is used of transformers' inside for
-that stands in this file only.
+transformers describes a mask as a function of (batch, head, query's position, key's position), composed of a few known
+parts. A ragged pass needs it in the positions of each row, so the parts are recognised here and applied by row. An unknown
+part is refused. Only this file uses these internals of transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ATTENTION_NAME = "outrider_ragged"
 
 
 class NotHonoured(ModelError):
-    """A model asks for something in its attention that the engine does not compute; the sentence names it."""
+    """A model's attention has a feature that the engine does not compute; the sentence names it."""
 
 
 @dataclass(slots=True)
@@ -30,11 +29,12 @@ class RaggedMask:
 
     window: int | None = None
     chunk: int | None = None
-    # Of the pass that it was made for: layers of one kind share it.
+    # By (past, count). A mask lives for one pass, and its layers of one kind share it.
     _made: dict[tuple[int, int], tuple[int, torch.Tensor | None]] = field(default_factory=dict)
 
     def of(self, past: int, count: int, device: torch.device) -> tuple[int, torch.Tensor | None]:
-        """The first key that ``count`` tokens behind ``past`` see, and which from there on each of them sees."""
+        """For ``count`` queries after ``past`` tokens: the first key that any of them attends to, and the mask [queries,
+        keys] from that key on (None: all of them)."""
         made = self._made.get((past, count))
         if made is None:
             made = self._made[past, count] = self._make(past, count, device)
@@ -59,7 +59,7 @@ class RaggedMask:
 
 
 def describe(mask_function: Callable[..., Any]) -> RaggedMask:
-    """The mask that a mask function of transformers stands for; NotHonoured where a part of it is not known."""
+    """The mask that a mask function of transformers computes; NotHonoured where a part of it is unknown."""
     mask = RaggedMask()
     causal = False
     for name, held in _parts(mask_function):
@@ -97,7 +97,7 @@ def _closure(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def make_mask(*, mask_function: Callable[..., Any], **_: Any) -> RaggedMask:
-    """What transformers calls in place of building a tensor. Rows have no padding, so nothing else is of interest."""
+    """transformers calls this instead of building a tensor. Rows have no padding, so the other arguments are not needed."""
     return describe(mask_function)
 
 

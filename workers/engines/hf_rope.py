@@ -1,8 +1,8 @@
-"""Rotary positions that depend on how long a row is, in passes over many rows.
+"""Long rope (``longrope``) in passes over rows of different lengths.
 
-A model with long rope has two sets of frequencies: one for rows up to the length it was trained on first (the switch), one
-for longer rows. transformers picks one for a whole pass, by the largest position in it; rows that lie in one pass need one
-each, so here the model's own module is asked once for either set.
+Such a model has two sets of frequencies: short ones for rows up to its original context length (the switch), long ones for
+longer rows. transformers chooses one set for a whole pass, by its largest position; here each row needs its own, so the
+model's rope module is called once for either set.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ LONG = "longrope"
 class Switch:
     """Rows of more than ``length`` tokens take the long frequencies.
 
-    ``anew``: when a row grows beyond it, all of its keys are computed again with them, as for Phi 3; else the keys that it
-    has stay as they are. Both are what transformers' own generation does, by family.
+    ``anew``: when a row grows beyond ``length``, all its keys are computed again (as for Phi 3); else its earlier keys keep
+    the short frequencies. transformers' generation does one or the other, by family.
     """
 
     length: int
     anew: bool
 
     def long(self, tokens: int, prompt: int) -> bool:
-        """Whether a row of so many tokens, this many of them given, is on the far side."""
+        """Whether a row of so many tokens, with a prompt of ``prompt`` tokens, takes the long frequencies."""
         return max(tokens, prompt) > self.length
 
 
 class RopeByToken:
-    """Holds, while a pass runs, which of its tokens (1, tokens) take the long frequencies."""
+    """``long`` says, while a pass runs, which of its tokens take the long frequencies."""
 
     def __init__(self, modules: Sequence[torch.nn.Module] = ()) -> None:
         self.long: torch.Tensor | None = None
@@ -44,7 +44,7 @@ class RopeByToken:
 
     def release(self) -> None:
         for module in self._modules:
-            del module.forward  # of the object; its class has its own
+            del module.forward  # the instance's attribute, which hides that of the class
 
 
 def find_switch(model: PreTrainedModel) -> Switch | None:
@@ -52,7 +52,7 @@ def find_switch(model: PreTrainedModel) -> Switch | None:
     lengths = {_length(module) for module in _long_modules(model)}
     if not lengths:
         return None
-    # Where there are several, which does not happen, the first decides and the probe finds out whether that is right.
+    # No known model has several lengths. If one had, the probe would find out whether the smallest is right.
     length = min(lengths)
     text = model.config.get_text_config(decoder=True)
     overwritten = "original_max_position_embeddings" in inspect.getsource(type(model).prepare_inputs_for_generation)
@@ -60,7 +60,7 @@ def find_switch(model: PreTrainedModel) -> Switch | None:
 
 
 def rope_by_token(model: PreTrainedModel) -> RopeByToken:
-    """Have the model's long rope ask what is returned, and not the largest position of the pass."""
+    """Patch the model's rope modules so that the returned object chooses the frequencies, not the largest position."""
     modules = _long_modules(model)
     choice = RopeByToken(modules)
     for module in modules:
@@ -82,7 +82,7 @@ def _forward(
         return original(x, position_ids, *others, **named)
 
     def frequencies(last: int) -> tuple[torch.Tensor, ...]:
-        """By a further position, which decides: no other is larger than the switch unless the row is."""
+        """The module chooses by the largest position, so ``last`` is appended as one more; the others are clamped for 0."""
         within = position_ids if last else position_ids.clamp(max=switch - 1)
         further = torch.full_like(position_ids[..., :1], last)
         found = original(x, torch.cat([within, further], dim=-1), *others, **named)

@@ -1,4 +1,4 @@
-"""A transformers model that cannot feed ragged batches, one row at a time, on transformers' own cache."""
+"""Any transformers model that cannot run ragged batches: one row at a time, on transformers' own cache."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.engines.ways import RowFeeding
 from outrider.workers.messages import Sampling
 
-# Earlier states of a row that are kept, where a cache cannot be cut: one a pass, so as many steps as a draft takes back.
+# How many copies of a row's cache are kept where it cannot be truncated: one for each pass, so that a draft can go back so
+# many steps.
 STATES_KEPT = 8
-# Under which names models take and give what they remember of a row: the first is transformers' own since 5.24.
+# The keywords under which models take and return their cache: the first is transformers' default since 5.24.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A row's cache as it was after ``length`` tokens: what cannot be cut to that, as a copy."""
+    """Copies of those parts of a row's cache after ``length`` tokens that cannot be truncated."""
 
     length: int
     parts: Any
@@ -37,7 +38,7 @@ class SavedState:
 
 @dataclass(slots=True)
 class CachedRow(RowState):
-    """A row with what the model remembers of its first ``held`` tokens."""
+    """A row and the model's cache of its first ``held`` tokens."""
 
     cache: Any = None
     held: int = 0
@@ -45,7 +46,7 @@ class CachedRow(RowState):
 
 
 class HfRowEngine:
-    # A row alone is still fed in other portions when it is assisted.
+    # Each row is alone in a pass, but with candidates it is divided into other passes.
     exact = False
     branches = False
     # Its passes do not say which experts they read.
@@ -64,14 +65,14 @@ class HfRowEngine:
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[0])
         self._none = torch.empty(0, self.vocabulary)
-        # As transformers' own generation does: what a model takes them to be without is not always right.
+        # Positions are passed, as transformers' generation does: the default of some models is wrong.
         self._takes_positions = "position_ids" in parameters
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         self._rows[row] = CachedRow(sampling, prompt_length)
 
     def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
-        """The tokens; they are read with the first that are fed."""
+        """Copies the tokens only: they are read with the first feed."""
         self._rows[row] = CachedRow(sampling, prompt_length, self._rows[source].tokens[:length])
 
     def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
@@ -84,7 +85,7 @@ class HfRowEngine:
         state = self._rows[row]
         del state.tokens[length:]
         if state.held > length:
-            self._go_back(state, length)
+            self._truncate_cache(state, length)
 
     def close(self, row: int) -> None:
         del self._rows[row]
@@ -113,7 +114,7 @@ class HfRowEngine:
         if self.feeding is RowFeeding.WHOLE:
             scores = self._model(row.tokens, 0, use_cache=False)[0] if feed.choose else self._none
         elif self.feeding is RowFeeding.STEPPED:
-            # What nobody asks about waits: a prompt must come in one pass.
+            # Tokens without a choice wait for the next feed with one: a prompt must be read in one pass.
             scores = self._step(row) if feed.choose else self._none
         else:
             scores = self._go_on(row, row.tokens[row.held :])
@@ -126,11 +127,11 @@ class HfRowEngine:
         return torch.cat(scores)
 
     def _go_on(self, row: CachedRow, tokens: Sequence[int]) -> torch.Tensor:
-        """Read the tokens behind what is held."""
+        """Feed the tokens that follow the cached ones."""
         if row.cache is None:
             row.cache = self._new_cache()
-        elif self._must_copy(row.cache):
-            row.earlier.append(SavedState(row.held, self._copied(row.cache)))
+        elif self._needs_copies(row.cache):
+            row.earlier.append(SavedState(row.held, self._copies(row.cache)))
         given = {} if row.cache is None else {self._cache_name: row.cache}
         logits, outputs = self._model(tokens, row.held, use_cache=True, **given)
         row.cache = getattr(outputs, self._cache_name, row.cache)
@@ -145,23 +146,23 @@ class HfRowEngine:
         return outputs.logits[0], outputs
 
     def _new_cache(self) -> Cache | None:
-        """transformers' own, by the model's layers; None where the model makes another kind."""
+        """A DynamicCache for the model's kinds of layers; None where the model makes a cache of another class."""
         if not self.model._supports_default_dynamic_cache():
             return None
         return DynamicCache(config=self.model.config.get_text_config(decoder=True))
 
-    def _must_copy(self, cache: Any) -> bool:
-        return type(cache) is not DynamicCache or not all(map(_can_be_cut, cache.layers))
+    def _needs_copies(self, cache: Any) -> bool:
+        return type(cache) is not DynamicCache or not all(map(_can_be_truncated, cache.layers))
 
-    def _copied(self, cache: Any) -> Any:
+    def _copies(self, cache: Any) -> Any:
         if type(cache) is not DynamicCache:
             return copy.deepcopy(cache)
-        return {index: copy.deepcopy(layer) for index, layer in enumerate(cache.layers) if not _can_be_cut(layer)}
+        return {index: copy.deepcopy(layer) for index, layer in enumerate(cache.layers) if not _can_be_truncated(layer)}
 
-    def _go_back(self, row: CachedRow, length: int) -> None:
-        """To the cache after ``length`` tokens, or after fewer: those that it then lacks are read again."""
-        if row.cache is not None and not self._must_copy(row.cache):
-            # A negative count is how many to remove.
+    def _truncate_cache(self, row: CachedRow, length: int) -> None:
+        """Truncate the cache to ``length`` tokens, or restore an earlier copy: the tokens in between are read again."""
+        if row.cache is not None and not self._needs_copies(row.cache):
+            # crop takes a negative number as how many tokens to remove.
             row.cache.crop(length - row.held)
             row.held = length
             return
@@ -182,6 +183,6 @@ class HfRowEngine:
         row.held = state.length
 
 
-def _can_be_cut(layer: Any) -> bool:
-    """Only a cache that keeps every token can: windows, states and convolutions have forgotten what came before."""
+def _can_be_truncated(layer: Any) -> bool:
+    """Only a layer that keeps all keys and values: windows, recurrent states and convolutions have dropped earlier ones."""
     return type(layer) is DynamicLayer

@@ -1,7 +1,8 @@
-"""Queries that are scaled by how far along in its row a token is, as in Llama 4's layers without rope.
+"""Attention temperature by position, as in Llama 4's layers without rope: Q * (1 + scale * log(1 + floor((p + 1) /
+floor))).
 
-transformers counts the tokens of the pass for that, which is the position in a row only where a pass holds one row. So the
-layers are told to leave it out, and the attention does it, by the positions.
+transformers takes the index of a token in the pass for its position p, which is wrong where a pass holds several rows. So
+it is switched off in the layers, and ``hf_attention`` scales the queries by their positions in the rows.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ class Temperature:
     floor: float
 
     def applied(self, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """To (1, heads, tokens, size)."""
+        """``query`` is (1, heads, tokens, size)."""
         steps = torch.floor((positions.float() + 1.0) / self.floor)
         factors = torch.log1p(steps) * self.scale + 1.0
         return (query * factors.view(1, 1, -1, 1)).to(query.dtype)
 
 
 def take_temperatures(model: PreTrainedModel) -> Mapping[torch.nn.Module, Temperature]:
-    """The layers that scale their queries, which they do no more."""
+    """Switches the temperature off in all layers that have one; their parameters."""
     found = {}
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) is True and not getattr(module, "use_rope", True):
@@ -35,6 +36,6 @@ def take_temperatures(model: PreTrainedModel) -> Mapping[torch.nn.Module, Temper
     return found
 
 
-def give_back(temperatures: Mapping[torch.nn.Module, Temperature]) -> None:
+def restore_temperatures(temperatures: Mapping[torch.nn.Module, Temperature]) -> None:
     for module in temperatures:
         module.attn_temperature_tuning = True

@@ -1,4 +1,4 @@
-"""A model on our own kernels: passes of which no bit depends on what else is in the batch, singly or several in a call."""
+"""A model on our own kernels: no bit of a row's logits depends on what else is in the batch."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from outrider.workers.speculation import MOST_CANDIDATES, MOST_RUNNERS_UP
 
 logger = logging.getLogger(__name__)
 
-# What more tokens at once leave behind no longer lies in the processor's caches when it is read: 32 prompts of 94 tokens
-# took a tenth longer in one pass.
+# The most tokens of one pass. The activations of more tokens no longer fit into the processor's caches: 32 prompts of 94
+# tokens took a tenth longer in one pass.
 PASS_TOKENS = 512
-# A pass over so many tokens takes a model that is bound by its weights' bytes hardly longer than one over a token.
+# Draft steps feed guesses up to so many tokens of a pass: while it is bound by reading weights, they hardly add time.
 GUESS_ROOM = 8
-# Of a model that learns the scores of so many tokens are corrected, of a small one fewer: each takes a product with the
-# state behind every choice, all of them this share of a pass's products at most.
-MOST_CORRECTED, LEAST_CORRECTED, CORRECTING = 512, 32, 0.02
-# A draft scores a quarter of its vocabulary where that is large, and its scores are so much of a pass's products.
-LARGE_VOCABULARY, LARGE_SHARE, SCORED = 16384, 0.125, 0.25
-# Memory that is taken before the work: every row's cache for its first tokens, and that of a pass.
+# The number of tokens whose logits are corrected where a draft learns. Each takes a dot product with the hidden state of
+# every choice; together they are at most this share of a pass's multiplications.
+MOST_CORRECTED, LEAST_CORRECTED, CORRECTING_SHARE = 512, 32, 0.02
+# A draft scores this share of its vocabulary where the vocabulary is large, and the LM head a large share of a pass.
+LARGE_VOCABULARY, LARGE_SHARE, SCORED_SHARE = 16384, 0.125, 0.25
+# Memory that is allocated when the model is opened: so many tokens of each row's cache, and the buffers of a pass.
 RESERVED_ROW, RESERVED_CHOICES, MOST_CHOICES = 256, 5 + MOST_RUNNERS_UP, 128
 
 
 def reserved(rows: int, context: int) -> tuple[int, int, int]:
-    """What memory is taken for beforehand where so many rows run at once: tokens of a pass, choices, tokens of caches."""
+    """What memory is allocated for in advance, for so many rows at once: (tokens of a pass, choices, tokens in caches)."""
     choices = min(MOST_CANDIDATES + rows * RESERVED_CHOICES, MOST_CHOICES)
     return PASS_TOKENS, choices, rows * min(RESERVED_ROW, context)
 
 
 def head_of(program: Program) -> Op:
-    """The product that makes the scores."""
+    """The LM head."""
     return next(op for op in reversed(program.ops) if op.kind is Kind.LINEAR)
 
 
@@ -61,19 +61,19 @@ def scored_tokens(program: Program, asked: int | None) -> int:
     if asked is None:
         products = sum(weight.rows * weight.columns for weight in program.weights if not weight.table)
         share = vocabulary * head.input.width / products
-        asked = round(SCORED * vocabulary) if vocabulary >= LARGE_VOCABULARY and share >= LARGE_SHARE else 0
+        asked = round(SCORED_SHARE * vocabulary) if vocabulary >= LARGE_VOCABULARY and share >= LARGE_SHARE else 0
     return asked if 0 < asked < vocabulary else vocabulary
 
 
 def _context_share(program: Program) -> float:
-    """As if no layer had a window: what long rows take less there, passes tell."""
+    """Windows are left out: ``ContextCost`` learns from passes how much less they cost."""
     kept = sum(op.kv_heads * (op.head_size + op.value_size) for op in program.caches)
     read = sum(packed_bytes(weight) for weight in program.weights if not weight.table)
     return kept * program.cache.element_bytes / read
 
 
 class NativeEngine:
-    """Rows are named by the caller's numbers here and by the kernels' own below."""
+    """``_rows`` maps the caller's numbers of rows to the kernels' own."""
 
     exact = True
     forks = True
@@ -88,20 +88,20 @@ class NativeEngine:
         self.learner: NativeEngine | None = None
         routers = [Router(op.heads, op.kv_heads) for op in model.program.ops if op.kind is Kind.ROUTE]
         self.mixture = Mixture(tuple(routers)) if routers else None
-        # Of a mixture of experts it depends on the tokens which weights are read.
+        # In a mixture of experts the weights that are read depend on the tokens.
         self.context_share = 0.0 if routers else _context_share(model.program)
-        # What takes other frequencies for long rows may need several passes for a feed.
+        # With long rope a feed may take several passes, and only the latest can be ranked.
         self.ranker = None if any(op.longest for op in model.program.ops) else _Ranker(model)
-        # Frequencies of long rows, and states of all that came before, begin with the first token.
+        # Long rope and recurrent states need all tokens from the first on.
         reads_all = any(op.longest or op.kind in RECURRENT for op in model.program.ops)
         self.skipper: NativeEngine | None = None if reads_all else self
 
     def correct_choices(self) -> None:
-        """Learn from choices that turn out wrong. For drafts: no choice of a target may depend on another row."""
+        """Set ``learner``. For drafts only: no choice of a target may depend on another row."""
         program = self.model.program
         products = sum(weight.rows * weight.columns for weight in program.weights if not weight.table)
         state = next(op.input.width for op in reversed(program.ops) if op.kind is Kind.LINEAR)
-        tokens = round(CORRECTING * products / state)
+        tokens = round(CORRECTING_SHARE * products / state)
         self.model.correct(max(LEAST_CORRECTED, min(MOST_CORRECTED, tokens)))
         self.learner = self
 
@@ -116,11 +116,11 @@ class NativeEngine:
         return self.model.learn(self._rows[row], first, tokens)
 
     def reserve(self, rows: int) -> None:
-        """Take the memory that so many rows at once commonly need. Best effort: else it is taken as it is needed."""
+        """Allocate the memory that so many rows usually need. If that fails, it is allocated as it is needed."""
         try:
             self.model.reserve(*reserved(rows, self.context))
         except KernelError as error:
-            logger.info("memory for %d rows was not taken beforehand: %s", rows, error)
+            logger.info("memory for %d rows was not allocated in advance: %s", rows, error)
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
         if row in self._rows:
@@ -128,7 +128,7 @@ class NativeEngine:
         self._rows[row] = self.model.open(self._known(sampling), prompt_length)
 
     def fork(self, row: int, source: int, length: int, sampling: Sampling, prompt_length: int) -> None:
-        """The cache is shared until one of the two writes."""
+        """Blocks of the cache are shared until one of the two rows writes to them."""
         forked = self.model.fork(self._rows[source], length, self._known(sampling), prompt_length)
         if row in self._rows:
             self.close(row)
@@ -174,7 +174,7 @@ class NativeEngine:
 
     def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
         if any(feed.guide is not None for feed in decode_feeds):
-            # Between two of its steps somebody has to be asked what may come next.
+            # The guide must be asked for a mask between two steps.
             return decode_in_steps(self, decode_feeds, stop_rule)
         feeds = [
             NativeDecodeFeed(
@@ -217,11 +217,12 @@ class NativeEngine:
         )
 
     def _given(self, feed: Feed | DecodeFeed) -> NDArray[np.uint16] | None:
-        """The states that the tokens come with: of a head's."""
+        """The target's states of the tokens, for the engine of a head."""
         return None
 
     def _known(self, sampling: Sampling) -> Sampling:
-        """Without the tokens that this model lacks: a draft is handed the target's sampling, and may have fewer."""
+        """The sampling without tokens that this model lacks: a draft gets the target's, and may have a smaller
+        vocabulary."""
         ends = sampling.end_tokens or ()
         if all(token < self.vocabulary for token in (*ends, *(token for token, _ in sampling.logit_bias))):
             return sampling
@@ -248,7 +249,7 @@ class _Ranker:
 
 
 def _passes(feeds: Sequence[Feed]) -> Iterator[list[Feed]]:
-    """The feeds in their order, as many together as have PASS_TOKENS or fewer tokens, or one."""
+    """The feeds in their order, divided into passes of at most PASS_TOKENS tokens, or of one larger feed."""
     together, tokens = list[Feed](), 0
     for feed in feeds:
         count = len(feed.tokens) + len(feed.branches)

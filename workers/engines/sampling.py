@@ -1,4 +1,4 @@
-"""The choice of a token: what the native sampler does, written in NumPy.
+"""The choice of a token in NumPy, bit for bit as the native sampler.
 
 The token at a position is ``argmax(process(logits) / temperature + noise)``; greedy leaves the noise out. The noise is a
 function of (seed, sample, position, token) alone, so the draft draws the same as the target and the two agree often.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from outrider.kernels import arithmetic
 from outrider.workers.messages import Sampling
 
-# For none at all, as OpenAI has it: JSON knows no infinity.
+# Stands for -infinity, which JSON lacks, as in OpenAI's interface.
 LEAST_LOG_PROBABILITY = -9999.0
 NO_COUNTS: Mapping[int, int] = {}
 Mask = NDArray[np.uint32]
@@ -27,11 +27,11 @@ def process(
     written: Mapping[int, int] = NO_COUNTS,
     mask: Mask | None = None,
 ) -> NDArray[np.float64]:
-    """Scores after the mask, penalties, bias, min-tokens, temperature, top-k, top-p and min-p, in that order; -inf where
-    ruled out.
+    """Scores after the mask, penalties, bias, min-tokens, temperature, top-k, top-p and min-p, in that order; -inf where a
+    token is excluded.
 
-    ``prompt`` and ``written`` count the tokens before this position: repetition looks at both, all else only at what was
-    written. Of a ``mask``, bit t % 32 of word t / 32 is 1 where token t may be chosen.
+    ``prompt`` and ``written`` count the tokens before this position: the repetition penalty uses both, the other penalties
+    only ``written``. Bit t % 32 of word t / 32 of a ``mask`` is 1 where token t may be chosen.
     """
     scores = logits.astype(np.float64)
     if mask is not None:
@@ -46,7 +46,7 @@ def process(
         for token, count in written.items():
             scores[token] -= count * sampling.frequency_penalty + sampling.presence_penalty
     for token, bias in sampling.logit_bias:
-        if token < scores.size:  # a draft is handed the target's sampling, and may have fewer tokens
+        if token < scores.size:  # a draft gets the target's sampling, and may have a smaller vocabulary
             scores[token] += bias
     if sum(written.values()) < sampling.min_tokens:
         scores[[token for token in sampling.end_tokens or () if token < scores.size]] = -np.inf
@@ -81,7 +81,7 @@ def choose(
 ) -> tuple[int, float]:
     """The token for one position (the number of tokens before it) and its margin over the second best.
 
-    -1 where none is allowed. Where a logit is NaN or infinitely large nothing is known: the margin is NaN.
+    -1 where no token is allowed. The margin is NaN where a logit is NaN or +infinity.
     """
     if not logits.max() < np.inf:
         return int(logits.argmax()), np.nan
@@ -97,7 +97,7 @@ def choose(
 
 
 def log_probabilities(logits: NDArray[np.float32], chosen: int, count: int) -> list[tuple[int, float]]:
-    """(token, log-probability) by the logits as they are: of the chosen token, then of the ``count`` likeliest."""
+    """(token, log-probability) by the unprocessed logits: of the chosen token, then of the ``count`` likeliest."""
     scores = logits.astype(np.float64)
     highest = scores.max()
     total = arithmetic.log(np.array([arithmetic.lane_sum(arithmetic.exp(scores - highest))]))[0]

@@ -1,4 +1,4 @@
-"""Rows that go on by themselves, one step after the other: for engines that cannot take several steps in one call."""
+"""``Engine.decode`` as a loop over ``Engine.feed``, for engines that cannot decode several steps in one call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider.workers.engines.engine import (
 
 
 def decode_in_steps(engine: Engine, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
-    """What ``Engine.decode`` is to do, by ``Engine.feed``."""
+    """Each step feeds every unfinished row its last choice."""
     choices: dict[int, Chosen] = {feed.row: Chosen([], []) for feed in decode_feeds}
     reach = {feed.row: feed.reach for feed in decode_feeds}
     going: list[tuple[DecodeFeed, Sequence[int]]] = [(feed, feed.tokens) for feed in decode_feeds]
@@ -33,27 +33,27 @@ def decode_in_steps(engine: Engine, decode_feeds: Sequence[DecodeFeed], stop_rul
         answers = engine.feed([Feed(feed.row, tokens, 1, masks=masks.get(feed.row)) for feed, tokens in going])
         steps.append((len(going), time.perf_counter() - started))
         still_going: list[tuple[DecodeFeed, Sequence[int]]] = []
-        worth = 0.0
+        surplus = 0.0
         for (feed, _), answer in zip(going, answers, strict=True):
             choice, margin, chosen = answer.tokens[0], min(answer.margins[0], MOST_MARGIN), choices[feed.row]
-            if choice < 0:  # its guide knows nothing that may come
+            if choice < 0:  # the guide's mask allows no token
                 continue
-            behind = [] if feed.guide is None else feed.guide.follow(choice)
-            if behind is None:
+            forced = [] if feed.guide is None else feed.guide.follow(choice)
+            if forced is None:
                 continue
-            chosen.tokens.extend([choice, *behind])
-            chosen.margins.extend([margin, *[inf] * len(behind)])
+            chosen.tokens.extend([choice, *forced])
+            chosen.margins.extend([margin, *[inf] * len(forced)])
             reach[feed.row] *= stop_rule.chance(margin, feed.miss_factor)
             hopeful = reach[feed.row] >= stop_rule.least_reach and chosen.tokens[-1] not in feed.ends
             if hopeful and len(chosen.tokens) < feed.most:
-                still_going.append((feed, [choice, *behind]))
-                worth += reach[feed.row] - stop_rule.least_reach
-        going = still_going if worth >= stop_rule.least_sum else []
+                still_going.append((feed, [choice, *forced]))
+                surplus += reach[feed.row] - stop_rule.least_reach
+        going = still_going if surplus >= stop_rule.least_sum else []
     return DecodeResult([choices[feed.row] for feed in decode_feeds], steps)
 
 
 def _masks(decode_feeds: Sequence[DecodeFeed], vocabulary: int) -> dict[int, FeedMasks]:
-    """One for each row that has a guide."""
+    """One mask for each row that has a guide."""
     guided = [(feed.row, feed.guide) for feed in decode_feeds if feed.guide is not None]
     if not guided:
         return {}

@@ -1,4 +1,4 @@
-"""The ways in which the hf engine runs a model, from the best down. (Free of torch: the driver's side knows them, too.)"""
+"""The ways in which the hf engine can run a model, best first. (Imports no torch: the driver uses them, too.)"""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from enum import Enum
 
 
 class RowFeeding(Enum):
-    """How a row that runs alone goes on from what the model remembers of it."""
+    """How a row that runs alone in its passes is fed on top of the model's cache."""
 
-    # Any number of tokens at a time.
+    # Any number of tokens in a pass.
     CACHED = "cached"
-    # The prompt in one pass, then one token at a time: some recurrent models go on right only so.
+    # The prompt in one pass, then one token in each: some recurrent models are right only so.
     STEPPED = "stepped"
-    # Not at all: every pass reads the whole row.
+    # Without a cache: every pass reads the whole row.
     WHOLE = "whole"
 
 
@@ -26,7 +26,7 @@ HOW = {
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Several rows in a pass, or one at a time and how that is fed; ``why`` not better."""
+    """``ragged``: several rows in a pass; else one at a time by ``feeding``. ``why`` no better way is possible."""
 
     ragged: bool
     feeding: RowFeeding = RowFeeding.CACHED
@@ -34,5 +34,5 @@ class Way:
 
     @property
     def note(self) -> str:
-        """What a person should know of it; nothing where all is well."""
+        """A sentence for the user; empty where the way is the best one."""
         return "" if self.ragged else f"{HOW[self.feeding]}, because {self.why}"

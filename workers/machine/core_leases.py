@@ -1,7 +1,7 @@
-"""Host-wide leases: who holds which core (and which accelerator), across all Rays and all users of a host.
+"""Host-wide leases of cores and accelerators, across all Rays and all users of a host.
 
-A lease is a lock (flock) on a file under /dev/shm, held by the process that uses the core. The kernel lets go of it when
-that process ends, however it ends, so nothing is ever left behind. Claims that agree to share (``--share-cores``) keep
+A lease is a lock (flock) on a file under /dev/shm, held by the process that uses the core. The kernel releases it when that
+process ends, however it ends. Claims that agree to share (``--share-cores``) keep
 out those that do not, and the other way round. The files themselves stay: removing one that another
 process is about to lock would let two hold "the" lease. Containers with a /dev/shm of their own do not see each other.
 
@@ -34,7 +34,7 @@ FOLDER_MODE, FILE_MODE = 0o755, 0o644
 # Not where TMPDIR points: all users must look in the same place.
 ROOTS = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))
 POLL_SECONDS = 0.05
-# Whoever asks "is it free?" takes the lock for an instant; a claim must not fail for that.
+# ``holders`` takes a lock for an instant to see whether it is free; a claim must not fail because of that.
 INSTANT_TRIES = 3
 INSTANT_SECONDS = 0.002
 
@@ -122,23 +122,24 @@ def default_folder() -> Path:
 
 
 def try_claim(names: Iterable[str], folder: Path | None = None, shared: bool = False) -> Leases | list[Holder]:
-    """All of them, or none and who holds those that were not to be had."""
+    """All of the leases; or none of them, and the holders of those that are not free."""
     root = folder or default_folder()
     own = _own_folder(root)
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     files: dict[str, int] = {}
     refused: dict[str, Holder] = {}
     try:
-        # One order for everyone: two claims that overlap can then not each get a half and both fail for ever.
+        # All claims lock in one order, so two that overlap cannot each get a part and fail for ever.
         for name in sorted(set(names)):
             files[name] = _open_own(own / _checked(name))
             if not _lock(files[name], kind):
                 refused[name] = Holder(name, _read_pid(files[name]))
-        # Only now, with the locks of this user in hand: whoever comes later finds them.
+        # Other users' files are checked only while this user's are locked, so that a later claim finds these.
         for other in _user_folders(root):
             if refused or other == own:
                 continue
-            # Of users that come in the same moment one gives way at once, and the other can wait for that.
+            # Of two users that claim in the same moment, the one with the larger id gives way at once and the other
+            # retries.
             tries = INSTANT_TRIES if os.getuid() < other.lstat().st_uid else 1
             with _entered(other) as descriptor:
                 for name in files:
@@ -158,7 +159,7 @@ def try_claim(names: Iterable[str], folder: Path | None = None, shared: bool = F
 
 
 def claim(names: Iterable[str], seconds: float = 0.0, folder: Path | None = None, shared: bool = False) -> Leases:
-    """All of them within ``seconds``, or an error that says who holds them."""
+    """All of the leases within ``seconds``, or an error that names the processes that hold them."""
     wanted = tuple(names)
     deadline = time.monotonic() + seconds
     while True:
@@ -168,14 +169,14 @@ def claim(names: Iterable[str], seconds: float = 0.0, folder: Path | None = None
         if time.monotonic() >= deadline:
             waited = f" (waited {seconds:g} s)" if seconds else ""
             raise LeaseError(f"{describe(answer)}{waited}")
-        # Unevenly, so that two users' claims that refused each other do not meet again.
+        # A random pause, so that two claims that refused each other do not collide again.
         time.sleep(min(POLL_SECONDS * random.uniform(0.5, 1.0), max(0.0, deadline - time.monotonic())))
 
 
 def holders(names: Iterable[str] | None = None, folder: Path | None = None, shared: bool = False) -> dict[str, Holder]:
-    """Which of these leases (or of all that there are) are held at this moment, and by whom.
+    """The holders of these leases (None: of all).
 
-    Who is himself willing to share (``shared``) is kept out only by those who are not.
+    With ``shared``, only exclusive holders count: they alone would refuse a shared claim.
     """
     held: dict[str, Holder] = {}
     asked = None if names is None else [_checked(name) for name in names]
@@ -226,7 +227,7 @@ def _user_folders(root: Path) -> list[Path]:
 
 @contextmanager
 def _entered(folder: Path) -> Iterator[int]:
-    """A descriptor of a user's folder; -1 where it is a link, or closed to others: nothing is held there then."""
+    """A descriptor of a user's folder; -1 where it is a link or unreadable: such a folder holds no lease."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -244,7 +245,7 @@ def _names_in(folder: int) -> list[str]:
 
 @contextmanager
 def _opened(name: str, folder: int) -> Iterator[int | None]:
-    """A lease's file in some user's folder, if it is there. It may be anything that he put there, such as a FIFO."""
+    """A lease's file in some user's folder, if it is there. Anything may lie there under that name, such as a FIFO."""
     if folder < 0:
         yield None
         return

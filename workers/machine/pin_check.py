@@ -1,4 +1,4 @@
-"""What a pinned worker really got, read from the kernel inside the worker itself."""
+"""The pinning that a worker really has (affinity, memory policy, pages), read from the kernel inside the worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class PinningReport:
-    """Asked and got; ``differences`` are one sentence each.
+    """The pinning that was asked for, and what the kernel reports; ``differences`` are one sentence each.
 
     ``threads`` are OpenMP's, ``kernel_threads`` those of the native kernels' pool. ``pages`` are bytes of this process's
     own memory by node; ``weight_pages`` are counts of sampled pages of the weights.
@@ -61,9 +61,9 @@ def pin_process(
     proc: Path = Path("/proc/self"),
     shared: bool = False,
 ) -> PinningReport:
-    """Called first in a worker: claims its cores host-wide, does what could not be done from outside, reads all back.
+    """Called first in a worker: claims the leases of its cores, pins where numactl could not, and checks the result.
 
-    The leases are held until the process ends. One that is not to be had within ``seconds`` is an error.
+    The leases are held until the process ends. An error where one is not free within ``seconds``.
     """
     claim(leases, seconds, shared=shared)
     if launch.level == "affinity":
@@ -79,7 +79,7 @@ def check_pinning(
     kernel_threads: int | None = None,
     proc: Path = Path("/proc/self"),
 ) -> PinningReport:
-    """To be called again once the weights are loaded, with their buffers (address, bytes): only then do pages mean much."""
+    """Call again once the weights are loaded, with their buffers (address, bytes): before, few pages are allocated."""
     pin = launch.pin
     cores = tuple(sorted(_cores(frozenset(pin.cores), proc)))
     policy, nodes = memory_policy(proc)
@@ -230,7 +230,7 @@ def _openmp_threads() -> int | None:
 
 
 def _cores(asked: frozenset[int], proc: Path) -> set[int]:
-    """Where this thread may run; of one that the kernels keep to a core of its own, where all threads together may."""
+    """The affinity of this thread; where the kernels have pinned it to one core, the union over all threads."""
     own = os.sched_getaffinity(0)
     return own.union(*_threads(proc)) & asked if own < asked else own
 
@@ -240,7 +240,7 @@ def _threads_outside(cores: frozenset[int], proc: Path) -> int:
 
 
 def _threads(proc: Path) -> list[set[int]]:
-    """Where each thread of the process may run."""
+    """The affinity of each thread of the process."""
     found = []
     with suppress(OSError):
         for task in (proc / "task").iterdir():

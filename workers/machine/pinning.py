@@ -1,4 +1,4 @@
-"""How an actor's process is started on its cores and memory: the numactl line and the environment, tried out first.
+"""How an actor's process is started on its cores and memory: the numactl command line and the environment, both tried out.
 
 Ray starts an actor's process under ``runtime_env={"py_executable": ...}`` and waits for ever if that line is bad, so
 ``probe`` runs it on the host beforehand and falls back step by step: memory bound, memory preferred, cores only, and at
@@ -22,7 +22,8 @@ from outrider.workers.errors import PlacementError, WorkerError
 
 LARGEST_ID = 1 << 16
 PROBE_SECONDS = 20.0
-# The recipe of Xeon users. BLOCKTIME lets threads sleep soon after their work, so that draft and target can share cores.
+# The usual settings for Xeons. BLOCKTIME lets threads sleep soon after their work, so that draft and target can share
+# cores.
 OPENMP_SETTINGS = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"}
 PRELOADS = {
     "tcmalloc": ("libtcmalloc.so", "libtcmalloc.so.4", "libtcmalloc_minimal.so", "libtcmalloc_minimal.so.4"),
@@ -70,7 +71,8 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A start that was tried out. ``level`` is membind, preferred, cores or affinity; at the last ``line`` is empty."""
+    """A command line that was tried out. ``level`` is membind, preferred, cores or affinity; for the last, ``line`` is
+    empty."""
 
     pin: Pin
     level: str
@@ -84,11 +86,11 @@ class Launch:
         return shlex.join((*self.line, self.python))
 
     def runtime_env(self, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """For ``Actor.options(runtime_env=...)``, with further variables that the pinning has no say in."""
+        """For ``Actor.options(runtime_env=...)``; the pinning's variables replace those of ``variables``."""
         return {"env_vars": {**(variables or {}), **self.environment}, "py_executable": self.command}
 
     def not_up(self, who: str, seconds: float) -> WorkerError:
-        """The error for an actor that missed its deadline: most likely its line is at fault, so it is named."""
+        """The error for an actor that missed its deadline; it quotes the command line, which is the likeliest cause."""
         return WorkerError(f"{who} is not up after {seconds:g} s; it was started with: {self.command}")
 
 

@@ -1,8 +1,9 @@
 """Folders that only this user can enter, for the sockets and files of processes at work; gone when those processes are.
 
-All lie in one folder a user, ``outrider-<uid>``, under the first root that is fit for it. Whoever makes one holds a lock
-on it (flock on the folder itself, which also keeps systemd-tmpfiles away), so one that can be locked was left by a process
-that is dead, and ``sweep`` removes it. A network file system does not lock a folder, and is no root therefore.
+Each user has one folder for them, ``outrider-<uid>``, under the first suitable root. The process that makes a private
+folder holds a lock on it (flock on the folder itself, which also keeps systemd-tmpfiles away), so a folder that can be
+locked was left by a dead process, and ``sweep`` removes it. A network file system cannot lock a folder, so it is never a
+root.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from outrider.workers.machine import semaphores
 # Of a Unix socket's path, without the zero that ends it.
 SOCKET_PATH_BYTES = 107
 OTHERS = 0o077
-# As tempfile names them: what has another name is not for sweep.
+# The names that tempfile makes: ``sweep`` touches no others.
 HELD_NAME_BYTES = 8
 HELD_NAME = re.compile(rf"[a-z0-9_]{{{HELD_NAME_BYTES}}}")
-# Another process that looks whether a new folder is a dead one's may lock it for an instant.
+# ``sweep`` in another process may lock a new folder for an instant.
 TRIES = 5
 
 
@@ -98,13 +99,13 @@ def lasting_folder(name: str, beneath: int) -> Path:
 
 
 def is_held_folder(folder: Path) -> bool:
-    """Whether this is the folder of a process at work, by its name; not one that stays."""
+    """Whether this is a ``held_folder``, by its name; not a ``lasting_folder``."""
     return folder.parent.name.startswith("outrider-") and HELD_NAME.fullmatch(folder.name) is not None
 
 
 @contextmanager
 def held_folder(beneath: int) -> Iterator[Path]:
-    """A private folder for as long as this lasts. A socket fits in it whose path below the folder has so many bytes."""
+    """A private folder for the duration of the context, in which sockets' paths may have ``beneath`` bytes below it."""
     base = _first_fit(HELD_NAME_BYTES, beneath)
     folder, lock = _made_and_locked(base)
     try:
@@ -115,7 +116,8 @@ def held_folder(beneath: int) -> Iterator[Path]:
 
 
 def _first_fit(name_bytes: int, beneath: int) -> Path:
-    """This user's folder under the first root where a socket ``beneath`` a folder in it has no too long a path."""
+    """This user's folder under the first root that is safe and short enough for a socket ``beneath`` bytes below a
+    folder."""
     refusals = []
     own = f"outrider-{os.getuid()}"
     longest = SOCKET_PATH_BYTES - len(f"/{own}//") - name_bytes - beneath
@@ -137,7 +139,7 @@ def _first_fit(name_bytes: int, beneath: int) -> Path:
 
 
 def _check_tools(base: Path, beneath: int) -> None:
-    """Unfit where the file system knows no sockets (of such a path), or locks no folders."""
+    """Unfit where the file system supports no sockets (of such a path) or no locks on folders."""
     name = f"try-{os.getpid()}-{threading.get_native_id()}-".ljust(beneath, "x")[:beneath]
     try:
         with socket.socket(socket.AF_UNIX) as one:
@@ -186,7 +188,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def sweep() -> None:
-    """Remove what processes of this user have left that are dead. What belongs to a living one stays."""
+    """Remove the folders that dead processes of this user have left."""
     for root in roots():
         base = root / f"outrider-{os.getuid()}"
         try:

@@ -1,8 +1,8 @@
 """The semaphores of Ray's mutable objects: files under /dev/shm that Ray leaves behind where a process is killed.
 
 Ray names them after the raylet and the nanosecond in which it made the object: ``sem.hdr<pid>-<time>`` and ``sem.obj...``.
-Once both ends of a line have opened them nobody needs the names any more, so they are taken away at once. Until then a note
-in the opening process's private folder says whose they are; what a process that is killed meanwhile leaves is found by it.
+Once both ends of a channel have opened them the names are not needed any more, so they are unlinked at once. Until then a
+note in the opening process's private folder has the raylet's pid, by which ``sweep`` finds them if the process is killed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pathlib import Path
 SHARED_MEMORY = Path("/dev/shm")
 NAME = re.compile(r"sem\.(?:hdr|obj)(?P<pid>\d+)-(?P<nanoseconds>\d+)")
 NOTE = "semaphores"
-# Longer than opening a line may take.
+# Longer than opening a channel may take.
 OPENING_NANOSECONDS = 120 * 10**9
 
 
 def note_opening(folder: Path) -> None:
-    """Before the first is made, by a process that a raylet has started."""
+    """Write the note. Called before the first semaphore is made, by a process that a raylet has started."""
     (folder / NOTE).write_text(json.dumps({"pid": os.getppid(), "since": time.time_ns()}), encoding="ascii")
 
 
 def remove_names() -> int:
-    """Take away the names of all semaphores of Ray's that this process has open; how many there were."""
+    """Unlink all semaphores of Ray that this process has open; returns how many there were."""
     mine = _mapped()
     found = [path for path in SHARED_MEMORY.glob("sem.*") if NAME.fullmatch(path.name) and _file_at(path) in mine]
     for path in found:
@@ -37,7 +37,8 @@ def remove_names() -> int:
 
 
 def _mapped() -> set[tuple[int, int]]:
-    """Files in this process's memory. Not by their names: whoever makes a semaphore has it under one that is gone."""
+    """(device, inode) of all files that this process has mapped. (A semaphore is created under a temporary name, so names
+    in /proc/self/maps are of no use.)"""
     found = set()
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         _, _, _, device, inode, *_ = line.split(maxsplit=5)
@@ -49,13 +50,14 @@ def _mapped() -> set[tuple[int, int]]:
 def _file_at(path: Path) -> tuple[int, int] | None:
     try:
         status = path.lstat()
-    except OSError:  # whose it was has removed it
+    except OSError:  # its owner has removed it meanwhile
         return None
     return status.st_dev, status.st_ino
 
 
 def removed_those_of(folder: Path, living: Iterable[Path]) -> bool:
-    """Remove what the dead process left that had this folder. False while a living one opens a line at the same raylet."""
+    """Remove the semaphores of the dead process that had this folder. False while a living process opens a channel at the
+    same raylet, whose semaphores have the same prefix."""
     note = _noted(folder)
     if note is None:
         return True

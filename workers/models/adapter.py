@@ -1,6 +1,6 @@
-"""A LoRA adapter as PEFT saves it (adapter_config.json, adapter_model.safetensors): understood whole, or refused.
+"""Reads a LoRA adapter of PEFT (adapter_config.json, adapter_model.safetensors); an option that is unknown is refused.
 
-Of each matrix that it changes it has A [r, inputs] and B [outputs, r]: the weight becomes W + B A alpha / r.
+For each matrix that it changes it holds A [r, inputs] and B [outputs, r]: the weight becomes W + B A alpha / r.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.workers.models.headers import Entry, quoted, read_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model_name_or_path"
-# What changes nothing behind the training, or shows in the tensors themselves.
+# Keys that have no effect after training, that are read below, or whose effect is in the tensors.
 HARMLESS_NAMES = """
     auto_mapping base_model_name_or_path exclude_modules inference_mode layers_pattern layers_to_transform lora_dropout
     megatron_core modules_to_save peft_type peft_version qalora_group_size r lora_alpha alpha_pattern rank_pattern
@@ -29,8 +29,8 @@ HARMLESS_NAMES = """
     ensure_weight_tying
 """
 HARMLESS = frozenset(HARMLESS_NAMES.split())
-# Ways to begin the training that leave the model's own weights as they are; others (PiSSA, OLoRA, LoftQ) change them.
-BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
+# Initialisations that leave the base model's weights unchanged; others (PiSSA, OLoRA, LoftQ) change them.
+INITIALISATIONS = (True, False, "gaussian", "orthogonal", "eva")
 FLOATS = ("F16", "BF16", "F32")
 PREFIX = "base_model.model."
 TENSOR = re.compile(r"(.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.weight)?")
@@ -38,7 +38,7 @@ TENSOR = re.compile(r"(.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``a`` [r, inputs] and ``b`` [outputs, r]; of an embedding its tokens are the inputs."""
+    """One matrix's ``a`` [r, inputs] and ``b`` [outputs, r]; the inputs of an embedding are tokens."""
 
     module: str
     a: Entry
@@ -48,16 +48,16 @@ class Change:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of B A."""
+        """The shape of B A."""
         return self.b.shape[0], self.a.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """``base`` is the model's name, as the adapter has it.
+    """``base`` is the base model's name in the adapter's configuration.
 
-    ``whole`` are tensors that replace the model's. ``copies`` should be the model's own: PEFT saves embeddings that it
-    changes, which may have been given more tokens, and the LM head beside them.
+    ``whole`` are tensors that replace the model's. ``copies`` should equal the model's: PEFT saves the embeddings that an
+    adapter changes, which may have been extended by tokens, and the LM head with them.
     """
 
     path: Path
@@ -102,7 +102,7 @@ def read_adapter(path: Path) -> Adapter:
 def _check(section: Section) -> None:
     section.one_of("peft_type", ("LORA",), "LORA")
     section.one_of("bias", ("none",), "none")
-    section.one_of("init_lora_weights", BEGINNINGS, True)
+    section.one_of("init_lora_weights", INITIALISATIONS, True)
     section.one_of("revision", ("main",), "main")
     section.one_of("ensure_weight_tying", (False,), False)
     if not isinstance(section.values.get(BASE) or "", str):
@@ -128,7 +128,7 @@ def _change(section: Section, module: str, pair: Mapping[str, Entry]) -> Change:
 
 
 def _of_module(section: Section, key: str, module: str, usual: Any) -> Any:
-    """What the first of the patterns says whose end a module's name has, as PEFT looks for it."""
+    """The value of the first pattern that matches the end of the module's name, as in PEFT; ``usual`` where none does."""
     stated = Section(section.values.get(key) or {}, f'{section.source}: "{key}"')
     for pattern, value in stated.values.items():
         try:

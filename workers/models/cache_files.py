@@ -1,4 +1,4 @@
-"""Small files in the user's cache: written whole or not at all, and read where nobody else may have written them."""
+"""Small files in the user's cache: written atomically, and read only where no other user can have written them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def own_folder(name: str) -> Path:
-    """A folder of the cache that is this user's alone. A cache that was chosen may be shared with others."""
+    """A folder of the cache for this user alone. (The folder of OUTRIDER_CACHE may be shared with others.)"""
     return cache_directory() / (f"{name}-{os.geteuid()}" if os.environ.get("OUTRIDER_CACHE") else name)
 
 
@@ -32,7 +32,7 @@ def read_own(file: Path, longest: int) -> bytes | None:
         return None
     with os.fdopen(descriptor, "rb") as stream:
         owner = os.fstat(descriptor)
-        # Whoever may write there could have another model pass for this one.
+        # Another writer could give another model the digest of this one.
         if owner.st_uid != os.geteuid() or owner.st_mode & 0o022:
             logger.warning("%s may be written by others: it is not used", file)
             return None
@@ -44,7 +44,7 @@ def read_own(file: Path, longest: int) -> bytes | None:
 
 
 def write_own(file: Path, content: bytes, most_beside: int) -> None:
-    """To a file in an ``own_folder``, or an OSError. Of more than ``most_beside`` files a quarter gives way, the oldest."""
+    """Write a file in an ``own_folder``, or raise OSError. Beyond ``most_beside`` files the oldest quarter is removed."""
     temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         make_own(file.parent)
@@ -60,7 +60,7 @@ def write_own(file: Path, content: bytes, most_beside: int) -> None:
 
 
 def _make_room(directory: Path, most: int) -> None:
-    """What processes left that were killed while they wrote goes as well."""
+    """Remove the oldest files, temporary ones of killed processes included."""
     with os.scandir(directory) as entries:
         files = [Path(entry.path) for entry in entries]
     if len(files) <= most:

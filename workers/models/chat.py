@@ -1,4 +1,4 @@
-"""Whether a model's chat template says all that a conversation holds. What it would leave out is refused, not dropped."""
+"""Checks that a model's chat template renders every part of a conversation: a part that it would leave out is refused."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-# Words that no template has of its own.
+# Words that no template contains, put in the place of contents, names, calls and tools.
 CONTENT, NAME = "outridercontent{}x", "outridername{}x"
 CALL, VALUE = "outridercall{}x{}x", "outridervalue{}x{}x"
 TOOL, DESCRIPTION, PARAMETER = "outridertool", "outriderdescription", "outriderparameter"
-# As long as Mistral's templates want ids to be.
+# Ids of tool calls, of the nine characters that Mistral's templates require.
 ID = "{:05d}{:04d}"
 # Of a name that somebody gave, in a sentence.
 LONGEST_SHOWN = 60
@@ -23,8 +23,8 @@ Render = Callable[[list[dict[str, Any]], Options, Tools], str]
 
 
 class Form(NamedTuple):
-    """What matters of a message here: its role, whether it has a name and says something, how many tools it calls, and
-    which call it answers, if it does: the message and the call's place there."""
+    """The structure of a message: its role, whether it has a name and a content, how many tools it calls, and which call it
+    answers, as (index of the message, index of the call)."""
 
     role: str
     named: bool
@@ -34,11 +34,11 @@ class Form(NamedTuple):
 
 
 class LeftOutError(Exception):
-    """What the template does not say, and what to do: the rest of a sentence that begins with the template."""
+    """The end of a sentence that begins with the template: what it leaves out, and what to do."""
 
 
 def refuse_unknown(variables: Collection[str], options: Options) -> None:
-    """Options that the template does not ask for would change nothing."""
+    """Refuse options that the template does not read, since they would have no effect."""
     for name in options:
         if name not in variables:
             known = f"it knows {', '.join(sorted(variables))}" if variables else "it knows no such options"
@@ -53,7 +53,7 @@ def refuse_left_out(render: Render, messages: Sequence[Message], options: Option
 
 
 def refuse_unsaid(text: str, tools: Tools) -> None:
-    """Tools of which the whole conversation says nothing, whatever the template does with ours."""
+    """Refuse tools whose names are not in the rendered text of the conversation itself."""
     for tool in tools:
         if tool["function"]["name"] not in text:
             raise LeftOutError('says nothing of "tools"; leave them out, or choose a model that calls tools')
@@ -65,7 +65,7 @@ def _forms(messages: Sequence[Message]) -> list[Form]:
     for index, message in enumerate(messages):
         made = message.get("tool_calls", ())
         answers = calls.get(message.get("tool_call_id", ""))
-        # Beside calls, an empty content is none.
+        # An empty content in a message with calls counts as none.
         forms.append(Form(message["role"], "name" in message, not made or bool(message["content"]), len(made), answers))
         calls |= {call["id"]: (index, place) for place, call in enumerate(made) if "id" in call}
     return forms
@@ -73,12 +73,13 @@ def _forms(messages: Sequence[Message]) -> list[Form]:
 
 @lru_cache(maxsize=1024)
 def _left_out(render: Render, forms: Sequence[Form], options_text: str, tools: bool) -> str | None:
-    """Tried with words of our own, so once for each way in which conversations are put together."""
+    """What the template leaves out of conversations of this structure, tried with the words above; None: nothing. Cached,
+    since jobs have few structures."""
     options = json.loads(options_text)
     offered = [_tool_tried()] if tools else []
     try:
         text = render(_tried(forms), options, offered)
-    except Exception:  # a template may refuse such words; the row's own are rendered anyway, and refused in its own words
+    except Exception:  # a template may refuse these words; then the row itself is rendered, and may be refused
         return None
     if tools and (missing := [word for word in (TOOL, DESCRIPTION, PARAMETER) if word not in text]):
         if TOOL in missing:
@@ -98,7 +99,7 @@ def _left_out(render: Render, forms: Sequence[Form], options_text: str, tools: b
 
 
 def _tried(forms: Sequence[Form], without: int | None = None) -> list[dict[str, Any]]:
-    """``without`` is whose name is left out."""
+    """Messages of this structure with the words above; ``without``: the message whose name is left out."""
     return [
         {"role": form.role, "content": CONTENT.format(index) if form.says else ""}
         | ({"name": NAME.format(index)} if form.named and index != without else {})

@@ -1,6 +1,7 @@
 """The tensors of a checkpoint, read row by row from disk: safetensors, sharded or not, and pickled ``.bin`` files.
 
-safetensors may be quantised (formats/): a tensor is then either a matrix whose codes can be had, or a plain one.
+safetensors may be quantised (formats/): then a tensor is either a quantised matrix, whose codes can be read, or a plain
+one.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.formats.unexpected_tensors import check_plain
 from outrider.workers.models.headers import ZIP, read_entries
-from outrider.workers.models.language_model import EITHER_WAY, TURNED, language_name, sees
+from outrider.workers.models.language_model import MAYBE_TRANSPOSED_EXPERTS, TRANSPOSED_EXPERTS, language_name, sees
 from outrider.workers.models.model_info import weight_files
 
-# safetensors' names of the types that a weight may have which is not quantised.
+# The types of plain weights, by safetensors' names.
 FLOATS = ("F32", "BF16", "F16", "F64")
-# Of whole numbers, and of truth values, which some tools write as bytes.
+# The types of integers and booleans (which some tools write as bytes).
 NUMBERS = ("I64", "I32", "I8", "U8", "BOOL")
 WEIGHT = ".weight"
 MADV_DONTNEED = 4
-# What says that it is torch's, its version, its machine, and the weights.
+# The pickles in a file of torch before 1.6: its magic number, its version, the machine, and the weights.
 PICKLES_BEFORE_1_6 = 4
 
 Rows = NDArray[Any]
@@ -52,12 +53,12 @@ Found = TypeVar("Found")
 
 
 class Checkpoint(Protocol):
-    # How it is quantised; None where it is not.
+    # How the checkpoint is quantised; None where it is not.
     quantisation: Quantisation | None
 
     @property
     def names(self) -> Collection[str]:
-        """Of all tensors that say something."""
+        """The names of all tensors, without biases of zeros that some tools add."""
 
     def has(self, name: str) -> bool: ...
 
@@ -68,19 +69,19 @@ class Checkpoint(Protocol):
         """Rows (or elements of a vector) as float32, float16, or bf16 bits in uint16."""
 
     def matrix(self, tensor: Tensor) -> Matrix | None:
-        """The codes of a tensor that is quantised; None where it is not."""
+        """A quantised matrix with its codes; None where the tensor is plain."""
 
     def type_of(self, tensor: Tensor) -> str:
-        """safetensors' name of the type of a tensor that is not quantised."""
+        """The type of a plain tensor, by safetensors' names."""
 
     def numbers(self, name: str) -> NDArray[np.int64]:
-        """A vector of whole numbers as it is, of truth values as 0 and 1."""
+        """A vector of integers, or of booleans as 0 and 1."""
 
     def parts(self, tensor: Tensor) -> Collection[str]:
-        """The names in the files of what it is read from."""
+        """The names of the stored tensors that it is read from."""
 
     def file_of(self, tensor: Tensor) -> Path:
-        """Where it is read from, for a sentence."""
+        """The file that it is read from, for a sentence."""
 
     def done(self, tensor: Tensor) -> None:
         """The tensor will not be read again."""
@@ -99,15 +100,15 @@ def open_checkpoint(path: Path, allow_pickle: bool = False) -> Checkpoint:
     seeing = str(values["model_type"]) if sees(values) else ""
     if files[0].suffix == ".safetensors":
         kind = str(values.get("model_type"))
-        turned = True if kind in TURNED else None if kind in EITHER_WAY else False
-        return SafetensorsCheckpoint(path, files, quantisation, seeing, turned)
+        transposed = True if kind in TRANSPOSED_EXPERTS else None if kind in MAYBE_TRANSPOSED_EXPERTS else False
+        return SafetensorsCheckpoint(path, files, quantisation, seeing, transposed)
     if quantisation is not None:
         raise ModelError(f"{path} is quantised ({quantisation.name}) and lies in .bin files; it is read from safetensors")
     return PickledCheckpoint(path, files, allow_pickle, seeing)
 
 
 def _of_language(tensors: Mapping[str, Found]) -> dict[str, Found]:
-    """Those of the language model by the names that its own checkpoints have."""
+    """The tensors of the language model in a multimodal checkpoint, by the names that text-only checkpoints have."""
     return {own: tensor for name, tensor in tensors.items() if (own := language_name(name)) is not None}
 
 
@@ -125,14 +126,15 @@ def _check_shape(tensor: Tensor, shape: tuple[int, ...], path: Path) -> None:
 
 
 def _as_asked(tensor: Tensor, whole: Any) -> Any:
-    """What is stored in another shape, in the one that is asked for: an array, or torch's tensor."""
+    """A tensor that is stored transposed, or with other dimensions, in the shape that the program asks for (NumPy or
+    torch)."""
     return whole.T if len(tensor.shape) == 2 else whole.reshape(-1)
 
 
 class SafetensorsCheckpoint:
-    """Tensors as the files hold them; of those that ``quantisation`` knows, the numbers that their codes stand for.
+    """Plain tensors as stored, and quantised ones dequantised.
 
-    ``seeing`` is the "model_type" of a model that sees as well. ``turned``: whether experts that lie together lie
+    ``seeing`` is the "model_type" of a multimodal model. ``transposed``: whether experts that are stored in one tensor are
     transposed (None: the shapes tell).
     """
 
@@ -142,7 +144,7 @@ class SafetensorsCheckpoint:
         files: list[Path],
         quantisation: Quantisation | None = None,
         seeing: str = "",
-        turned: bool | None = False,
+        transposed: bool | None = False,
     ) -> None:
         self._path = path
         entries = read_entries(path, files)
@@ -150,7 +152,7 @@ class SafetensorsCheckpoint:
         if isinstance(quantisation, Mlx):
             entries = as_transformers_names(entries)
         self._raw = RawTensors(entries)
-        self._turned = turned
+        self._transposed = transposed
         self._entries = self._raw.entries
         self.quantisation = quantisation
         self._matrices: dict[Tensor, Matrix | None] = {}
@@ -162,7 +164,7 @@ class SafetensorsCheckpoint:
         return [name for name in self._entries if not self._is_idle_bias(name)]
 
     def _is_idle_bias(self, name: str) -> bool:
-        """AutoGPTQ wrote one of zeros beside the codes of every layer, also where the model has none."""
+        """AutoGPTQ wrote a bias of zeros with the codes of every layer, even where the model has none."""
         module, _, last = name.rpartition(".")
         return last == "bias" and f"{module}.qweight" in self._entries and not self._raw.whole(name).any()
 
@@ -185,10 +187,10 @@ class SafetensorsCheckpoint:
         return next((matrix for matrix in found if matrix is not None), None)
 
     def _place(self, tensor: Tensor) -> Place | None:
-        """Where it is an expert's that lies with others."""
+        """The place of an expert's matrix in a tensor that holds all experts; None where it has a tensor of its own."""
         if any(name in self._entries for name in names_of(tensor.name)):
             return None
-        return place_of(tensor, self._entries, self._turned)
+        return place_of(tensor, self._entries, self._transposed)
 
     def type_of(self, tensor: Tensor) -> str:
         place = self._place(tensor)
@@ -307,7 +309,7 @@ class PickledCheckpoint:
         return values
 
     def done(self, tensor: Tensor) -> None:
-        """Gives the mapped pages back; they can be read again from the file."""
+        """Release the mapped pages; they can be read from the file again."""
         storage = _find(self._tensors, tensor, self._path).untyped_storage()
         start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -319,7 +321,7 @@ class PickledCheckpoint:
 
 
 def _whole_pickle(file: Path) -> bool:
-    """Whether it can be followed to its end, without doing anything that it says."""
+    """Whether the pickle's operations can be parsed to the end, without executing any."""
     try:
         with file.open("rb") as stream:
             if stream.read(len(ZIP)) == ZIP:

@@ -16,12 +16,12 @@ NAME = "config.json"
 
 
 def config_path(model: Path) -> Path:
-    """The file that the configuration stands in, for sentences."""
+    """The file of the configuration, for sentences."""
     return model if is_gguf(model) else model / NAME
 
 
 def read_config(model: Path) -> dict[str, Any]:
-    """Of a model that sees as well, its language model's."""
+    """The configuration; of a multimodal model, that of its language model."""
     if is_gguf(model):
         return config_of(read_gguf(model))
     return language_config(read_json(model / NAME), str(model / NAME))

@@ -1,8 +1,7 @@
-"""A config.json read key by key, so that nothing in it is overlooked.
+"""A config.json whose keys are tracked, so that none is overlooked.
 
-The families ask for what they know how to compute. ``check_all_read`` then refuses every key that nobody asked for, unless
-it is known to change no logit or its value says "not used": a feature that the native engine does not know must send the
-model to the hf engine, never be computed wrong.
+A family reads the keys that it implements. ``check_all_read`` then refuses every key that was not read, unless it changes
+no logit or its value means "not used": a model with an unknown feature goes to the hf engine, and is never computed wrong.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 from outrider.workers.errors import ModelError
 from outrider.workers.models.generation_settings import SETTINGS
 
-# Keys that say how a model was trained, named, saved or sampled from, but do not change its logits. How it is quantised is
-# read apart (formats/configuration.py), by whoever reads the weights.
+# Keys about training, names, saving and sampling, which do not change logits. ``quantization_config`` is read by
+# formats/configuration.py, for the weights.
 HARMLESS_NAMES = """
 architectures model_type torch_dtype dtype transformers_version auto_map is_decoder use_cache bos_token_id
 eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id tokenizer_class prefix initializer_range
@@ -32,14 +31,14 @@ is_llama_config transformers.js_config neftune_noise_alpha
 pard_token ptd_token_id spd_type dflash_config
 quantization_config quantization
 """
-# What checkpoints of before say of how texts are chosen changes no logit either, and is told (generation_settings.py).
+# Older checkpoints have settings of generation in config.json, which generation_settings.py reports.
 HARMLESS = frozenset(HARMLESS_NAMES.split()) | SETTINGS
 
 
 class Config:
-    """``values`` as the family's builder sees them. A key read twice is fine, one never read is not.
+    """``values`` for a family's builder. A key may be read twice, but each must be read once.
 
-    ``native_alone``: no other engine runs what it describes.
+    ``native_alone``: only the native engine runs this model.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str = "config.json", native_alone: bool = False) -> None:
@@ -49,7 +48,7 @@ class Config:
         self._read: set[str] = set()
 
     def unknown(self, what: str, hf: str = "may") -> ModelError:
-        """That the native engine does not know something, which the hf engine "does", or "may"."""
+        """The error for a feature that the native engine does not implement; the hf engine "does", or "may"."""
         if self._native_alone:
             return ModelError(f"{self.source}: the native engine does not know {what}")
         return ModelError(f"{self.source}: the native engine does not know {what}; the hf engine {hf}")
@@ -70,7 +69,7 @@ class Config:
         return value
 
     def whole(self, key: str, default: int) -> int:
-        """A number of something that may be none."""
+        """A whole number of at least 0."""
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ModelError(f'{self.source}: "{key}" must be a whole number of at least 0, got {value!r}')
@@ -91,7 +90,7 @@ class Config:
         return value
 
     def stated(self, key: str, default: Any) -> Any:
-        """The value where null is one, or the default where the key is missing."""
+        """The value, which may be null; the default where the key is missing."""
         self._read.add(key)
         return self.values.get(key, default)
 
@@ -117,7 +116,7 @@ class Config:
         return self.size("sliding_window", default)
 
     def check_all_read(self) -> None:
-        # A key of every family that says something where it is false, or null.
+        # A key of every family, for which false or null is not "not used".
         if (causal := self.stated("is_causal", True)) is not True:
             raise ModelError(
                 f'{self.source}: with "is_causal": {causal!r} a token sees those behind it; no engine runs that'

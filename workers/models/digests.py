@@ -1,8 +1,8 @@
 """A digest of every byte of a model's files, computed once and then remembered.
 
-A file is cut into pieces that threads hash side by side; its digest is that of the pieces' digests. What was computed is
-kept in the user's cache by path, device, inode, size and both times. No program can choose the time of a file's last change
-(ctime), so a file that was altered is read again even where its time of modification was put back.
+A file is divided into pieces that threads hash in parallel; its digest is the hash of the pieces' digests. Digests are kept
+in the user's cache by path, device, inode, size, mtime and ctime. No program can set a file's ctime, so a file that was
+altered is read again even if its mtime was restored.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.cache_files import make_own, own_folder, read_own, write_own
 from outrider.workers.models.files import open_ordinary, state_of
 
-# Names what is hashed, and how: a digest of another kind cannot be compared.
+# The prefix of a digest: digests of different kinds cannot be compared.
 KIND = "sha256-pieces"
 CHUNK_BYTES = 8 << 20
-# Read and hashed while it still lies in the processor's caches.
+# Read and hashed in blocks that fit into the processor's caches.
 BLOCK_BYTES = 1 << 20
 MOST_THREADS = 32
 # A file may change again within one tick of its file system's clock, and its times then show nothing of it.
 TICK_SECONDS = 3.0
-# Whoever waits for longer is told why.
+# After this time ``tell`` is called.
 PATIENCE_SECONDS = 2.0
 MOST_REMEMBERED = 4096
 LONGEST_RECORD = 1 << 16
@@ -45,7 +45,7 @@ _here: dict[FileState, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What the kernel says of a file. As long as all of it is the same, so is the content."""
+    """A file's stat. As long as all of it is the same, so is the content."""
 
     path: str
     device: int
@@ -70,15 +70,15 @@ def is_of_this_kind(digest: str) -> bool:
 
 
 def digest_of(files: Sequence[Path], tell: Tell = lambda size: None) -> str:
-    """One digest for files of these names and contents, wherever they lie. ``tell`` hears how many bytes have to be read,
-    where that takes long enough to be wondered at."""
+    """One digest of these files' names and contents, whatever their folder. ``tell`` is called with the number of bytes if
+    hashing takes longer than PATIENCE_SECONDS."""
     states = [FileState.of(file) for file in files]
     known = {state: found for state in states if (found := _recall(state)) is not None}
     unknown = [(file, state) for file, state in zip(files, states, strict=True) if state not in known]
     known |= _read(unknown, tell)
     total = hashlib.sha256()
     for file, state in zip(files, states, strict=True):
-        # A name ends where the size begins, whatever is in it: no name holds a zero byte.
+        # The zero byte separates name and size: no name contains one.
         total.update(f"{file.name}\0{state.size}\0{known[state]}\n".encode(errors="surrogateescape"))
     return f"{KIND}:{total.hexdigest()}"
 
@@ -152,7 +152,7 @@ def _recall(state: FileState) -> str | None:
 
 
 def remembers() -> bool:
-    """Whether the next process will know what this one has read."""
+    """Whether digests can be kept for later processes."""
     folder = own_folder("digests")
     with suppress(OSError, ValueError):
         make_own(folder)

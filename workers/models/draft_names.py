@@ -1,19 +1,19 @@
-"""What --draft may name: a model, words that stand for one or for none, and texts beside a model."""
+"""The values of --draft: a model, a word for one or for none, and "+lookup" or "+suffix" after a model."""
 
 from __future__ import annotations
 
 from outrider.workers.errors import UsageError
 
-# MODEL is the usual draft alone, AUTO the same with what is found in texts.
+# MODEL is the usual draft alone, AUTO the same with candidates found in texts.
 LOOKUP, SUFFIX, NONE, AUTO, MODEL = "lookup", "suffix", "none", "auto", "model"
-# Behind a draft's name: each row takes candidates from the model or from texts, whichever does better.
+# After a draft's name: each row takes candidates from the model or from texts, whichever is better.
 WITH_TEXTS = {f"+{kind}": kind for kind in (LOOKUP, SUFFIX)}
-# Of SUFFIX, a row: candidates that are found rather than made cost nothing but their place in a pass.
+# The most candidates of a row from SUFFIX: candidates found in texts cost nothing but their slot in a pass.
 MOST_FOUND = 32
 
 
 def split_draft(name: str) -> tuple[str, str]:
-    """The draft itself, and what its candidates come beside: "+lookup", "+suffix" or nothing."""
+    """The draft's name, and "+lookup", "+suffix" or "" after it."""
     beside = next((each for each in WITH_TEXTS if name.endswith(each)), "")
     base = name.removesuffix(beside)
     if beside and base in (NONE, LOOKUP, SUFFIX):

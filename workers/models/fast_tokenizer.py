@@ -1,7 +1,7 @@
-"""Texts to ids and back by the fast tokenizer that most of transformers' have inside, without transformers.
+"""Encodes and decodes with the fast tokenizer (of the package ``tokenizers``) inside most tokenizers of transformers.
 
-Where the class around it has no say in either, what it gives is what the fast one gives alone. Which may be told by what
-the class defines: a method that is not known here is taken to have a say.
+It is used alone if transformers' class around it changes neither texts nor ids. That is decided by the attributes that the
+class defines: an unknown one is assumed to change them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Fast
 
-# What classes define that reads no text and writes none: how they are built, and what a model is given beside the ids.
+# Attributes of such classes that neither encode nor decode: their construction, and what a model gets beside the ids.
 HARMLESS = frozenset(
     (
         *("__module__", "__doc__", "__init__", "__annotations__", "__dict__", "__weakref__"),
@@ -25,7 +25,7 @@ HARMLESS = frozenset(
 
 
 class TextCoder(Protocol):
-    """What turns texts to ids and back, and knows its tokens."""
+    """Encodes texts, decodes ids, and knows its vocabulary."""
 
     @property
     def fast(self) -> Fast | None:
@@ -33,7 +33,7 @@ class TextCoder(Protocol):
 
     @property
     def added(self) -> dict[int, AddedToken]:
-        """The tokens that stand beside those that texts are cut into, most of them special ones."""
+        """The added tokens, most of them special ones."""
 
     def encode(self, texts: list[str], framed: bool) -> list[list[int]]:
         """``framed``: with the special tokens that the tokenizer puts around a text."""
@@ -43,11 +43,11 @@ class TextCoder(Protocol):
     def vocabulary(self) -> dict[str, int]: ...
 
     def token(self, id_: int) -> str | None:
-        """How it is spelled; None of an id that stands for none."""
+        """The token's string; None for an id without a token."""
 
 
 class FastTokenizer:
-    """``fast`` cuts texts off nowhere and pads none. ``splits_special``: what reads like a special token is text."""
+    """``fast`` neither truncates nor pads. ``splits_special``: text that reads like a special token is encoded as text."""
 
     def __init__(self, fast: Fast, splits_special: bool) -> None:
         self.fast = fast
@@ -76,7 +76,7 @@ class FastTokenizer:
 
 
 class AnyTokenizer:
-    """One of transformers', as it is."""
+    """A tokenizer of transformers, unchanged."""
 
     def __init__(self, whole: Any) -> None:
         self._whole = whole
@@ -111,7 +111,7 @@ class AnyTokenizer:
 
 
 def fast_inside(whole: Any) -> FastTokenizer | None:
-    """The fast tokenizer of one of transformers', where that does nothing to texts or ids itself."""
+    """The fast tokenizer inside one of transformers', if the latter changes neither texts nor ids; else None."""
     from transformers import PreTrainedTokenizerFast
 
     kind = type(whole)
@@ -123,20 +123,21 @@ def fast_inside(whole: Any) -> FastTokenizer | None:
     try:
         written = whole.backend_tokenizer.to_str()
         fast = Fast.from_str(written)
-        # Scores are written in decimals: the same in both mean that none was lost on the way.
+        # Scores are written as decimals: equal texts mean that no digit was lost.
         same = fast.to_str() == written
         fast.no_padding()
         fast.no_truncation()
         found = FastTokenizer(fast, bool(whole.split_special_tokens))
-        return found if same and _say_the_same(found, AnyTokenizer(whole)) else None
+        return found if same and _agree(found, AnyTokenizer(whole)) else None
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # what it cannot write, read again or encode; a panic in Rust is no Exception
+    except BaseException:  # it cannot be serialized, parsed or used to encode; a panic in Rust is no Exception
         return None
 
 
-def _say_the_same(found: FastTokenizer, whole: AnyTokenizer) -> bool:
-    """A token that was added twice, with other flags, is written with the last ones, and treated by the first ones, too."""
+def _agree(found: FastTokenizer, whole: AnyTokenizer) -> bool:
+    """Whether both encode and decode all added tokens alike. They may not: a token that was added twice with different
+    flags is serialized with the last ones only."""
     contents = [str(token.content) for token in whole.added.values()]
     texts = [text for each in contents for text in (each, f" {each} {each}")]
     encoded = whole.encode(texts, framed=False) if texts else []

@@ -11,18 +11,18 @@ from typing import Any
 
 from outrider.workers.errors import ModelError
 
-# Far beyond what any model has; reading more would take minutes, and memory by the gigabyte.
+# Bounds far above the files of any model; reading more would take minutes, and gigabytes of memory.
 LONGEST_CONFIGURATION = 16 << 20
 LONGEST_INDEX = 64 << 20
 LONGEST_TOKENIZER = 256 << 20
 LONGEST_BLANK = 1 << 12
-# What the library behind tokenizers reads whole, and a bound for each.
+# Files that transformers' tokenizers read whole.
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "processor_config.json")
 FAST = "tokenizer.json"
 TOKENIZERS = (FAST, "vocab.json", "vocab.txt", "merges.txt")
 TOKENIZER_SUFFIXES = (".model", ".tiktoken", ".bpe")
 TEMPLATE_SUFFIX = ".jinja"
-# Where more than this is missing from a file, and most of it is, nobody has written it to its end.
+# A file is incomplete if holes are larger than this, and most of it.
 MOST_MISSING = 4 << 30
 MOST_EXTENTS = 10_000
 KINDS = (
@@ -37,7 +37,7 @@ KINDS = (
 def open_ordinary(path: Path) -> int:
     """A descriptor for reading. A ModelError where this is no ordinary file: a pipe would be waited for without end."""
     try:
-        # Some devices act when they are opened, so what it is is asked before; and again after, of what was opened.
+        # Checked before opening, since some devices act when they are opened, and again on the descriptor.
         _check_ordinary(path, path.stat().st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -51,7 +51,7 @@ def open_ordinary(path: Path) -> int:
 
 
 def state_of(path: Path) -> os.stat_result:
-    """Of the file behind all links."""
+    """The stat of the file, links resolved."""
     try:
         state = path.stat()
     except OSError as error:
@@ -93,7 +93,7 @@ def check_written(path: Path) -> None:
 
 
 def check_describing(files: Sequence[Path]) -> None:
-    """Refuse files beside the weights that nobody could read, or that whoever reads tokenizers would choke on."""
+    """Refuse files beside the weights that are incomplete, too large, or no JSON where that is expected."""
     for file in files:
         check_written(file)
         if holds_tokenizer(file):
@@ -111,7 +111,7 @@ def holds_tokenizer(file: Path) -> bool:
 
 
 def _check_object(file: Path) -> None:
-    """By its first byte: such a file may be large, and its own library says what else is wrong with it."""
+    """Checks the first character only: the file may be large, and its library reports other errors."""
     with os.fdopen(open_ordinary(file), "rb") as stream:
         if not stream.read(LONGEST_BLANK).lstrip().startswith(b"{"):
             raise ModelError(f"{file} does not hold a JSON object")
@@ -123,7 +123,7 @@ def _check_length(file: Path, size: int, longest: int) -> None:
 
 
 def sync(path: Path) -> None:
-    """A file, or the names in a folder, to the disk."""
+    """fsync of a file, or of a folder's entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -151,7 +151,7 @@ def read_json(path: Path, longest: int = LONGEST_CONFIGURATION) -> dict[str, Any
     except RecursionError:
         raise ModelError(f"{path} cannot be read: it is nested too deeply") from None
     except ValueError as error:
-        # Of a number, Python adds which of its settings bounds how many digits it reads.
+        # For a number with too many digits Python's message names a setting after the semicolon.
         raise ModelError(f"{path} cannot be read: {str(error).partition(';')[0]}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} does not hold a JSON object")

@@ -1,7 +1,7 @@
-"""A model's own settings of transformers' generate: what ends its texts, and what else would change them.
+"""A model's generation settings: its end tokens, which are followed, and others that would change texts, which are
+reported.
 
-transformers reads them from generation_config.json, and where there is none from config.json, as checkpoints of before have
-them. Of these only the tokens that end a text are followed; the rest is told.
+As transformers, it reads them from generation_config.json, or from config.json if there is none (older checkpoints).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.workers.models.files import read_json
 from outrider.workers.models.headers import quoted
 
 FILE = "generation_config.json"
-# Settings that change texts, and what says that they are not in use.
+# Settings that change texts, each with the value that means "not used".
 UNFOLLOWED: dict[str, object] = {
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
@@ -29,7 +29,7 @@ UNFOLLOWED: dict[str, object] = {
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), 0),
     **dict.fromkeys(("token_healing", "force_bos_token_to_be_generated"), False),
 }
-# Those that change no text of a model whose scores are numbers, or none without one of the above.
+# Settings that change no text, or only together with one of the above.
 HARMLESS_NAMES = """
 max_length max_new_tokens early_stopping do_sample use_cache cache_config max_cache_len temperature top_k top_p min_p
 num_beam_groups diversity_penalty length_penalty num_return_sequences renormalize_logits remove_invalid_values
@@ -40,9 +40,9 @@ assistant_confidence_threshold assistant_early_exit assistant_lookbehind target_
 prompt_lookup_num_tokens max_matching_ngram_size speculation_type
 """
 SETTINGS = frozenset((*UNFOLLOWED, *HARMLESS_NAMES.split()))
-# Of keys and values in a cache that rounds them.
+# A cache implementation that rounds keys and values.
 ROUNDED_CACHE = "quantized"
-# Where a model samples and does not say how: as transformers has it.
+# transformers' defaults for a model that samples; and the values that switch each setting off.
 USUAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 50, "min_p": 0.0}
 OFF = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
@@ -50,16 +50,16 @@ OFF = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 @dataclass(frozen=True, slots=True)
 class GenerationSettings:
     end_tokens: tuple[int, ...]
-    # Which file they stand in, what in it changes texts and is not followed, and how it samples; empty where it does not.
+    # The file of the settings, the settings that would change texts and are not followed, and the sampling (empty: greedy).
     file: str
     unfollowed: tuple[str, ...]
     sampling: tuple[tuple[str, float], ...]
 
 
 def read_settings(path: Path, config: Mapping[str, Any], name: str, vocabulary: int) -> GenerationSettings:
-    """``config`` is what the file ``name``, or a GGUF file's metadata, holds beside the settings or instead of them."""
+    """``config`` is the content of the file ``name`` (config.json), or a GGUF file's metadata."""
     text = config.get("text_config")
-    # What is said of the whole model counts before what is said of its language model.
+    # Values of the whole model take precedence over those of its language model.
     within = text if isinstance(text, dict) else {}
     stated = {**within, **{key: value for key, value in config.items() if value is not None}}
     there = os.path.lexists(path / FILE)
@@ -74,13 +74,13 @@ def read_settings(path: Path, config: Mapping[str, Any], name: str, vocabulary: 
 
 
 def _end_tokens(path: Path, declared: Any, vocabulary: int) -> tuple[int, ...]:
-    """Ids that end a text: the generation settings' where there are any, else the model's."""
+    """The declared end tokens, as a tuple of ids within the vocabulary."""
     if declared is None:
         return ()
     ids = declared if isinstance(declared, list) else [declared]
     if not all(type(id_) is int for id_ in ids):
         raise ModelError(f'{path}: "eos_token_id" must be a token id or a list of them, got {quoted(declared)}')
-    # Families have ids of their own where nothing is said, also for models with fewer tokens.
+    # transformers fills in a family's default ids, which may be beyond a smaller vocabulary.
     return tuple(sorted({id_ for id_ in ids if 0 <= id_ < vocabulary}))
 
 

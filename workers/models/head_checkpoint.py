@@ -1,4 +1,4 @@
-"""A head's tensors, and those that it has from its target."""
+"""The checkpoint of a head (EAGLE-3): its own tensors, and the target's embedding if it has none."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
 from outrider.workers.models.heads import HeadConfig
 from outrider.workers.precisions import Precision
 
-# From the head's own numbers of tokens to the target's, and which of the target's it has.
+# d2t: target id - head id of each of the head's tokens. t2d: for each of the target's tokens, whether the head has it.
 OFFSETS, KNOWN = "d2t", "t2d"
-# What only training needs.
+# Tensors that are not needed to run a head.
 OF_TRAINING = frozenset((KNOWN, OFFSETS, "verifier_lm_head.weight", "verifier_norm.weight"))
 
 
 class HeadCheckpoint:
-    """The head's, and the target's embedding."""
+    """Reads the target's embedding from the target, all other tensors from the head."""
 
     def __init__(self, head: Checkpoint, target: Checkpoint) -> None:
         self._head, self._target = head, target
@@ -76,7 +76,7 @@ def open_head(head: Path, target: Path, allow_pickle: bool = False) -> HeadCheck
 
 
 def lay_out_head(path: Path, head: HeadConfig, precision: Precision, allow_pickle: bool = False) -> Program:
-    """A ModelError where the head lacks something, or holds more than a head has."""
+    """The head's program; a ModelError where it lacks a tensor or has unknown ones."""
     checkpoint = open_checkpoint(path, allow_pickle)
     try:
         if checkpoint.quantisation is not None:
@@ -100,7 +100,7 @@ def lay_out_head(path: Path, head: HeadConfig, precision: Precision, allow_pickl
 
 
 def _tokens(path: Path, head: HeadConfig, checkpoint: Checkpoint) -> list[int] | None:
-    """Which of the target's tokens the rows of its matrix stand for; None where these are all."""
+    """The target's token of each row of the head's LM head; None: all of the target's tokens in their order."""
     if not checkpoint.has(OFFSETS):
         if head.draft_vocabulary != head.vocabulary:
             raise ModelError(f'{path}: the head has {head.draft_vocabulary:,} tokens, and no "{OFFSETS}" that says which')

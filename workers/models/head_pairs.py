@@ -1,4 +1,4 @@
-"""Whether a head goes with a target: it reads that one's states, and chooses from that one's tokens."""
+"""Whether a head fits a target: it reads the target's hidden states, and chooses among the target's tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.workers.models.model_info import ModelInfo
 def states_of(target: ModelInfo, draft: ModelInfo) -> tuple[int, ...]:
     """The layers of the target whose inputs the head reads.
 
-    A PairError where it was made for another target, or the native engine does not hand them out.
+    A PairError where the head does not fit, or the native engine cannot hand out these inputs.
     """
     path = Path(target.path)
     values, head = read_config(path), read_head(draft.path)

@@ -1,7 +1,7 @@
-"""What the weight files of a model say they hold, read and checked without touching a single weight.
+"""Reads and checks the headers of weight files, without reading a weight.
 
-The rules for safetensors are those of its own library, which the hf engine reads with: the tensors lie one behind the other
-and fill the file. What is checked here, then, is refused before a process is started that would meet it.
+The rules for safetensors are those of its own library, which the hf engine uses: tensors are contiguous and fill the file.
+A damaged file is so refused before a process is started that would fail on it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ BITS = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
     **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
 }
-# Of these are weights that are not quantised; where what else a file holds is a larger part, it may be weights, too.
+# The types of plain weights. If tensors of other types take a larger part of the bytes, they may be weights, too (codes).
 FLOATS = ("F64", "F32", "F16", "BF16")
 MOST_BESIDE_FLOATS = 1 / 16
 LONGEST_NAME_SHOWN = 80
 ZIP = b"PK\x03\x04"
-# What torch wrote before its version 1.6: a pickled number that means "this is ours", and then more pickles.
+# The beginning of torch's format before 1.6: its pickled magic number, followed by more pickles.
 PICKLED = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor lies: ``offset`` in bytes from the start of its file."""
+    """A stored tensor: ``offset`` is in bytes from the start of its file."""
 
     file: Path
     type: str
@@ -50,10 +50,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """How many tensors a model's files hold (None where only torch could tell), in how many bytes.
-
-    ``numbers`` is how many weights these are, where the headers tell.
-    """
+    """The number of tensors in a model's files (None: only torch could tell), the bytes of the files, and the number of
+    weights where the headers tell."""
 
     tensors: int | None
     size: int
@@ -61,7 +59,7 @@ class Outline:
 
 
 def read_outline(path: Path, files: Sequence[Path]) -> Outline:
-    """Of all files that the model consists of; a ModelError where one of them cannot be what it says."""
+    """The outline of all files of a model; a ModelError where a file is damaged."""
     for file in files:
         check_written(file)
     size = sum(state_of(file).st_size for file in files)
@@ -112,7 +110,7 @@ def read_entries(path: Path, files: Sequence[Path]) -> dict[str, Entry]:
 
 
 def _listed(path: Path) -> dict[str, str] | None:
-    """By tensor: the name of its file, where there is an index."""
+    """The name of each tensor's file, by the index; None where there is no index."""
     index = path / INDEX
     if not os.path.lexists(index):
         return None
@@ -122,7 +120,7 @@ def _listed(path: Path) -> dict[str, str] | None:
     for tensor, name in listed.items():
         if not isinstance(name, str):
             raise ModelError(f"{index} must name a file for the weight {quoted(tensor)}, got {quoted(name)}")
-        # A path that leads elsewhere is not looked at.
+        # Names with a path are refused, so that no file elsewhere is opened.
         if Path(name).name != name or "\0" in name:
             raise ModelError(f"{index} must name a file beside it for the weight {quoted(tensor)}, got {quoted(name)}")
     return listed
@@ -175,7 +173,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _span(file: Path, name: str, described: Any) -> tuple[int, int]:
-    """Where a tensor begins and ends, behind the header."""
+    """The beginning and end of a tensor, in bytes after the header."""
 
     def damaged(what: str) -> ModelError:
         return ModelError(f"{file} has a damaged header: the weight {quoted(name)} {what}")
@@ -192,7 +190,7 @@ def _span(file: Path, name: str, described: Any) -> tuple[int, int]:
     start, stop = offsets
     if not 0 <= start <= stop:
         raise damaged(f"lies at {start} to {stop}")
-    # Whole numbers of any size: nothing wraps.
+    # Python's integers do not overflow.
     bits = math.prod(shape) * BITS.get(type_, 0)
     if type_ in BITS and bits != 8 * (stop - start):
         raise damaged(f"has {stop - start:,} bytes, its shape {quoted(shape)} needs others")
@@ -200,7 +198,7 @@ def _span(file: Path, name: str, described: Any) -> tuple[int, int]:
 
 
 def _stored_in(file: Path) -> int | None:
-    """How many storages a pickled file holds; None for the format before torch 1.6, which only torch can read."""
+    """The number of storages in a pickled file; None for the format before torch 1.6, which only torch can read."""
     with os.fdopen(open_ordinary(file), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         first = stream.read(len(PICKLED))
@@ -212,7 +210,7 @@ def _stored_in(file: Path) -> int | None:
             members = zipfile.ZipFile(stream).infolist()
         except (zipfile.BadZipFile, OSError, ValueError, struct.error) as error:
             raise ModelError(f"{file} cannot be read, it may be truncated: {error}") from None
-    # torch never packs what it saves; a packed member could unfold to any size.
+    # torch never compresses; a compressed member could expand to any size.
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise ModelError(f"{file} has compressed members, which no checkpoint of torch has: {quoted(member.filename)}")
@@ -222,7 +220,7 @@ def _stored_in(file: Path) -> int | None:
 
 
 def quoted(value: object) -> str:
-    """For a sentence: no longer than one line, and nothing in it that a terminal would act on."""
+    """The value for a sentence: shortened, and without control characters."""
     text = repr(value)
     # ascii() writes what cannot be shown as escapes.
     shown = text if text.isprintable() else ascii(value)

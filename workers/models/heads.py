@@ -1,7 +1,8 @@
-"""Heads on a target's hidden states (EAGLE-3): what their config.json says, in the published layout or in `speculators`'.
+"""Reads the config.json of a head on a target's hidden states (EAGLE-3), in the published layout or in that of
+`speculators`.
 
 A head is no language model by itself: it reads the inputs of some of the target's layers beside the tokens, and chooses
-from some of the target's tokens. ``head_of`` recognises one; what it cannot be used for is refused by name.
+among some of the target's tokens. ``head_of`` recognises one; unsupported kinds and options are refused by name.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from outrider.workers.models.config_file import config_path, read_config
 SPECULATORS = "speculators_model_type"
 EAGLE3 = "eagle3"
 FAMILY = "eagle3"
-# Of the published layout and of speculators', before the names of the first layer's tensors.
+# The prefix of the first layer's tensors in the published layout and in that of speculators.
 PUBLISHED_LAYER, SPECULATORS_LAYER = "midlayer.", "layers.0."
 DEFAULT_STATES = 3
 LAYERS = "eagle_aux_hidden_state_layer_ids"
-# What speculators' configurations say beside the model, and beside what transformers adds to every configuration.
+# Keys of speculators' configurations that do not describe the model, and those that transformers adds to any configuration.
 OF_SPECULATORS = frozenset(
     (
         *("speculators_config", "speculators_version", "auto_map", "architectures", "model_type", "torch_dtype", "dtype"),
@@ -33,11 +34,11 @@ OF_SPECULATORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """``values`` are its layer's configuration, by the names of a Llama's.
+    """``values`` are the configuration of its layer, with the keys of a Llama's.
 
-    ``norm_before_residual``: what the layer adds to is the normalised state. ``norm_before_fc`` normalises the states
-    together, ``fc_norm`` each by itself. ``norm_output``: a token leaves its normalised state for the next. ``layers`` are
-    those of the target whose inputs it reads, where it says so.
+    ``norm_before_residual``: the residual of the layer is the normalised state. ``norm_before_fc`` normalises the
+    concatenated states, ``fc_norm`` each by itself. ``norm_output``: the state for the next token is the normalised output.
+    ``layers`` are the target's layers whose inputs it reads, if the configuration names them.
     """
 
     source: str
@@ -53,12 +54,12 @@ class HeadConfig:
     layers: tuple[int, ...] = ()
 
     def layers_of(self, count: int) -> tuple[int, ...]:
-        """Of a target of so many layers, those whose inputs are the states."""
+        """The layers whose inputs are the states, of a target with ``count`` layers."""
         return self.layers or (2, count // 2, count - 3)
 
     @property
     def hidden(self) -> int:
-        """How wide the head itself is."""
+        """The hidden size of the head itself."""
         width: int = self.values["hidden_size"]
         return width
 
@@ -68,14 +69,14 @@ class HeadConfig:
 
 
 def is_head(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a head, of whatever kind: none of them can be run as a model."""
+    """Whether a config.json is that of a head of any kind, which cannot be run as a model."""
     architectures = values.get("architectures")
     names = [str(name).lower() for name in architectures] if isinstance(architectures, list) else []
     return SPECULATORS in values or any("eagle" in name for name in names)
 
 
 def head_of(values: Mapping[str, Any], source: str) -> HeadConfig | None:
-    """None where it is no head; a ModelError where it is one that is not known here."""
+    """None where it is no head; a ModelError for an unsupported kind of head."""
     if not is_head(values):
         return None
     return _of_speculators(values, source) if SPECULATORS in values else _published(values, source)
@@ -98,7 +99,7 @@ def _of_speculators(values: Mapping[str, Any], source: str) -> HeadConfig:
     for key, value in values.items():
         if key not in known and key not in OF_SPECULATORS and value not in (None, False, [], {}):
             raise ModelError(f'{source}: a head with "{key}": {value!r} is not supported')
-    # A decoder layer of another family has norms of its own.
+    # Layers of other families have norms at other places.
     if layer.get("model_type", "qwen3") not in ("llama", "qwen3"):
         raise ModelError(
             f"{source}: a head with a layer of {layer['model_type']!r} is not supported; llama's and qwen3's are"
@@ -127,22 +128,22 @@ def _published(values: Mapping[str, Any], source: str) -> HeadConfig:
             f'{source}: a head with "use_aux_hidden_state" off is not supported; EAGLE-3\'s read several states'
         )
     layer = {key: value for key, value in values.items() if key not in apart}
-    # What trains such heads (SpecForge, ModelOpt) and SGLang number there the layers whose outputs are read.
+    # In "eagle_config" SpecForge, ModelOpt and SGLang number the layers whose outputs are read.
     return _head(values, layer, source, PUBLISHED_LAYER, _layers(eagle, source))
 
 
 def _head(
     values: Mapping[str, Any], layer: Mapping[str, Any], source: str, first_layer: str, outputs: tuple[int, ...] = ()
 ) -> HeadConfig:
-    """``outputs`` are the layers of the target whose outputs it reads, where it says so."""
+    """``outputs`` are the target's layers whose outputs the head reads, if it names them so."""
     hidden = _count(layer.get("hidden_size"), "hidden_size", source)
     vocabulary = _count(layer.get("vocab_size"), "vocab_size", source)
     flags = {name: values.get(name) or False for name in _FLAGS}
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ModelError(f'{source}: "{name}" must be true or false, got {value!r}')
-    layers, behind = _layers(values, source), tuple(each + 1 for each in outputs)
-    if layers and behind and layers != behind:
+    layers, after_outputs = _layers(values, source), tuple(each + 1 for each in outputs)
+    if layers and after_outputs and layers != after_outputs:
         raise ModelError(
             f'{source}: "{LAYERS}" names the inputs of the layers {layers}, and that of "eagle_config" the outputs of '
             f"{outputs}, which are others"
@@ -154,7 +155,7 @@ def _head(
         _count(values.get("target_hidden_size") or hidden, "target_hidden_size", source),
         vocabulary,
         _count(values.get("draft_vocab_size") or vocabulary, "draft_vocab_size", source),
-        layers=layers or behind,
+        layers=layers or after_outputs,
         **flags,
     )
 

@@ -1,4 +1,4 @@
-"""From a model's directory to a running transformers engine."""
+"""Loads a model with transformers, checks it, and chooses the engine that runs it rightly."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ from outrider.workers.models.way_cache import said_of, way_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
-# How far (relative to the largest logit) the ragged path may lie from the model's own forward pass: rounding, no more.
+# The largest difference between logits of the ragged path and of the model's own forward pass, relative to the largest
+# logit.
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
-# More than the kinds of shapes that torch tells apart (one or many, of each width), of all layers together.
+# More than the shapes that torch compiles separately (one or many tokens, each width), of all layers together.
 MOST_SHAPES = 4096
 
 logger = logging.getLogger(__name__)
 
 
 def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[str]]:
-    """The engine, the model's card, and what a person should know about how it runs."""
+    """The engine, the model's info, and notes for the user on how it runs."""
     model_info = read_model_info(spec.path)
     if spec.threads:
         torch.set_num_threads(spec.threads)
@@ -55,7 +56,7 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[st
         said = f"{model_info.name}: through Intel's extension {extension} (ipex.optimize) in {spec.precision}"
         model, trouble = _optimize(model)
         if trouble:
-            # The weights were packed in place.
+            # ipex.optimize has changed the weights in place, so they are loaded again.
             model = _load_weights(model_info, DTYPES[spec.precision], spec)
             said = f"{model_info.name}: without Intel's extension {extension}, since with it {trouble}"
         notes.append(said)
@@ -76,7 +77,8 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[st
 
 
 def _way_as_quantised(way: Way, model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> Way:
-    """No twin is quantised, and no configuration has to say what a library does: so the layers themselves are tried."""
+    """The way for a quantised model, whose loaded layers are tried: twins are not quantised, and configurations do not say
+    how a library computes."""
     stepped = not way.ragged and way.feeding is RowFeeding.STEPPED
     if getattr(model, "hf_quantizer", None) is None or stepped:
         return way
@@ -94,7 +96,7 @@ def _way_as_quantised(way: Way, model: PreTrainedModel, model_info: ModelInfo, s
 def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) -> PreTrainedModel:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    # It warns at every product that it rounds what it is given.
+    # It warns at every product about rounding its input.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     safe = weight_files(Path(model_info.path))[0].suffix == ".safetensors"
     try:
@@ -112,7 +114,7 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
                 trust_remote_code=False,
                 use_safetensors=safe,
                 weights_only=not spec.allow_pickle,
-                # Then they are named (_check_complete).
+                # _check_complete reports them by name.
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
@@ -132,7 +134,7 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
         _compile_for_every_shape()
     _check_complete(model_info, report, quantised)
     if not quantised:
-        # Else its library takes tensors for itself.
+        # (A quantisation library consumes tensors that transformers does not know.)
         refuse_unexpected(report.get("unexpected_keys") or (), quantised=False)
     for name, parameter in model.named_parameters():
         for part in parts_of(parameter):
@@ -140,34 +142,32 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
     if spec.device == "cpu":
         _leave_the_files(model)
     elif spec.device.startswith("cuda"):
-        # cuDNN's attention makes a plan for every length that a row comes to, in more than twice the time of a whole pass.
+        # cuDNN's attention builds a plan for every length of a row, which takes more than twice the time of a pass.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return model.eval().to(spec.device)
 
 
 def _compile_for_every_shape() -> None:
-    """torch gives up compiling after a few shapes, and goes on without: with other roundings, in the middle of a job.
+    """Raise torch's limit of recompilations: beyond it layers run uncompiled, with other roundings in the middle of a job.
 
-    BitNet's layers are compiled, and in bf16 some of their codes then differ.
+    BitNet's layers are compiled, and in bf16 some of their codes would then differ.
     """
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_SHAPES
 
 
 def _computed_as_here(path: Path) -> PretrainedConfig:
-    """The configuration without what it says of the machine that it was written on.
-
-    A kernel that it names for attention or experts, transformers would look for, and fetch as code from the model hub.
-    """
+    """The configuration without kernels for attention or experts, which transformers would fetch as code from the model
+    hub."""
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     config._attn_implementation = config._experts_implementation = None
     if not getattr(config, KEY, True):
-        # An empty one, which transformers would read.
+        # transformers would read an empty quantization_config as one.
         delattr(config, KEY)
     return config
 
 
 def _check_finite(model_info: ModelInfo, name: str, weight: torch.Tensor) -> None:
-    """Every value of a weight, where its sum leaves a doubt: that of finite values may be infinite."""
+    """Check the sum first, and every value only if that is not finite (a sum of finite values may overflow)."""
     if torch.isfinite(weight.sum(dtype=torch.float32)) or torch.isfinite(weight).all():
         return
     if weight.dtype is torch.float16 and model_info.dtype != "float16" and not torch.isnan(weight).any():
@@ -179,9 +179,9 @@ def _check_finite(model_info: ModelInfo, name: str, weight: torch.Tensor) -> Non
 
 
 def _leave_the_files(model: PreTrainedModel) -> None:
-    """Copy what is still mapped from the files: who writes to one would change the model amid its work.
+    """Copy tensors that are mapped from files, so that a change of a file does not change the model while it runs.
 
-    The copies also lie on the memory nodes that the process is bound to, where a file's pages belong to whoever came first.
+    The copies are on the memory nodes that the process is bound to; a file's pages are on that of the first reader.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         for part in parts_of(tensor):
@@ -208,10 +208,10 @@ def _check_complete(model_info: ModelInfo, report: dict[str, Any], quantised: bo
 
 @torch.inference_mode()
 def _optimize(model: PreTrainedModel) -> tuple[PreTrainedModel, str | None]:
-    """A model put through Intel's extension, in place, and what is wrong with it then: None where it computes what it did.
+    """Optimize a model with Intel's extension, in place; and what is wrong with it then (None: its logits are the same).
 
-    The extension packs the weights of linear layers and convolutions for its own modules. Some families (mamba) hand such a
-    weight to a function of their own instead.
+    The extension repacks the weights of linear layers and convolutions for its own modules. Some families (mamba) pass such
+    a weight to a function of their own, which cannot read the packed one.
     """
     probe = torch.tensor([[token % model.config.vocab_size for token in PROBE]])
     expected = model(input_ids=probe).logits.float()
@@ -221,21 +221,22 @@ def _optimize(model: PreTrainedModel) -> tuple[PreTrainedModel, str | None]:
     except (TypeError, AttributeError, RuntimeError) as error:
         return model, f"it fails ({first_line(error)})"
     distance = float((logits - expected).abs().max() / expected.abs().max())
-    # A NaN is not less.
+    # Written so that NaN fails.
     agrees = distance < PROBE_TOLERANCE[model.dtype]
     return model, None if agrees else f"its scores lie {distance:.2g} (of the largest) from its own"
 
 
 @torch.inference_mode()
 def _probed(model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> torch.Tensor:
-    """The logits after a probe by the model's own attention; a ModelError where they are not numbers, or none come."""
+    """The logits after a probe with the model's own attention; a ModelError where they are not numbers, or computing
+    fails."""
     try:
         probe = torch.tensor([_probe_of(vocabulary_of(model))], device=model.device)
         logits: torch.Tensor = model(input_ids=probe, use_cache=False).logits[0, -1].float().cpu()
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        # Libraries of quantised weights compute in types of their own, and check what they are given in as many ways.
+        # Quantisation libraries support some types only, and report others in many ways.
         if getattr(model, "hf_quantizer", None) is None:
             raise
         other = "fp32" if spec.precision == "bf16" else "bf16"
@@ -243,7 +244,7 @@ def _probed(model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> t
             f"{model_info.name} cannot be computed in {spec.precision} as it comes quantised ({first_line(error)}); choose "
             f"another precision, such as {other} (--precision, of a draft --draft-precision)"
         ) from error
-    # A NaN is not less.
+    # Written so that NaN fails.
     if not logits.max() < torch.inf:
         raise ModelError(
             f"{model_info.name} gives scores that are not numbers in {spec.precision}; choose another precision, bf16 or "
@@ -258,10 +259,9 @@ def _probe_of(vocabulary: int) -> list[int]:
 
 @torch.inference_mode()
 def _ragged_agrees(engine: HfEngine, expected: torch.Tensor) -> bool:
-    """Whether a probe fed in two pieces, beside another row, gives the logits of the model's own attention.
+    """Whether a probe in two pieces, with another row in the same passes, gives the logits of the model's own attention.
 
-    What a model asks for was found out on a small twin of it, on the CPU in fp32. This is the model itself: its precision,
-    its device and the kernels of both.
+    The twin was tried on the CPU in fp32; this tries the model itself, with its precision, its device and their kernels.
     """
     model = engine.model
     probe = _probe_of(engine.vocabulary)

@@ -1,4 +1,4 @@
-"""For a process that needs tokenizers but no torch: transformers imports it wherever it is, which takes 2 s and 250 MB."""
+"""Imports transformers without torch, for processes that only need tokenizers: torch would take 2 s and 250 MB."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ _goes_without = False
 
 
 def go_without_torch() -> None:
-    """From now on this process imports transformers, if ever, by ``import_transformers`` first, and so without torch."""
+    """Declare that this process needs no torch: a later ``import_transformers`` hides it."""
     global _goes_without
     _goes_without = True
 
 
 def import_transformers() -> None:
-    """In a process that goes without torch, have transformers believe, for the life of it, that torch is not there.
+    """In a process that goes without torch, import transformers so that it finds no torch, for the rest of the process.
 
-    Our own code may still import it. Where one of the two is imported already, nothing is to be gained and nothing is done.
+    Our own code may still import torch. Nothing is done where torch or transformers is imported already.
     """
     if not _goes_without or "torch" in sys.modules or "transformers" in sys.modules:
         return
     before = os.environ.get(QUIET)
-    # Else it says at its import that no models can be run.
+    # Suppresses the warning at import that no models can be run.
     os.environ[QUIET] = "1"
-    sys.modules["torch"] = None  # type: ignore[assignment]  # what import takes for "there is no such module"
+    sys.modules["torch"] = None  # type: ignore[assignment]  # import raises ModuleNotFoundError for it
     try:
-        # It looks for torch once, at its first import, and remembers.
+        # transformers looks for torch once, and remembers the result.
         from transformers.utils import is_torch_available
 
         is_torch_available()

@@ -1,4 +1,4 @@
-"""A model of the hub: what of it lies in the hub client's cache, and what is still to be fetched."""
+"""Finds a model of the hub in the hub client's cache, or fetches it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 
 from outrider.workers.errors import ModelError, first_line
 
-# Seconds in which the hub has to tell what a repository holds.
+# Seconds within which the hub must list a repository's files.
 PATIENCE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What of a repository makes the model.
+    """Which files of a repository are the model.
 
-    ``cached`` are patterns of what is looked for in the cache. ``among`` says which of the published files are fetched, by
-    names or patterns, ``place`` where in a snapshot the model is, None where it is not, and ``lacking`` what it lacks.
+    ``cached`` are patterns of the files to look for in the cache. ``among`` chooses the published files to fetch, as names
+    or patterns; ``place`` finds the model in a snapshot (None: it is not there), and ``lacking`` says what is missing of
+    it.
     """
 
     cached: Sequence[str]
@@ -28,7 +29,7 @@ class Wanted:
 
 
 def from_hub(name: str, repository: str, wanted: Wanted, fetch: bool) -> Path:
-    """``name`` is what the model is called in sentences. What is missing is fetched, or with ``fetch`` false refused."""
+    """``name`` is the model's name in sentences. Missing files are fetched; without ``fetch`` they are an error."""
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 

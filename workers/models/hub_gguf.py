@@ -1,6 +1,6 @@
-"""GGUF files of the hub: ``OWNER/NAME:Q4_K_M`` is the one of that type, and ``OWNER/NAME:FILE.gguf`` that file.
+"""GGUF models of the hub: ``OWNER/NAME:Q4_K_M`` names the one of that quantisation type, ``OWNER/NAME:FILE.gguf`` the file.
 
-Repositories have a model in many types, each in one file or in several, which may lie in a folder of their own.
+Repositories hold a model in many types, each in one file or split into several, maybe in a folder of its own.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from outrider.workers.models.hub import Wanted
 from outrider.workers.models.hub_names import hub_id
 
 NAMED = re.compile(r"([\w.-]+(?:/[\w.-]+)?):([\w./-]+)")
-# A model's part that sees lies beside it, in the same types.
+# The vision part of a model is a separate file, in the same types.
 SEEING = "mmproj"
 MOST_TOLD = 8
 
 
 def of_hub(name: str) -> tuple[str, str] | None:
-    """The repository and what of it is meant, where a model is named so."""
+    """(repository, type or file) if the name has that form; else None."""
     found = NAMED.fullmatch(name)
     if found is None or name.startswith((".", "/")):
         return None
@@ -48,7 +48,7 @@ def models_among(files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def told(models: Iterable[str]) -> str:
-    """For a sentence: not all of what may be dozens."""
+    """Names for a sentence, at most MOST_TOLD of them."""
     names = sorted(models)
     more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
     return ", ".join(names[:MOST_TOLD]) + more
@@ -58,7 +58,7 @@ def _matching(choice: str, files: Sequence[str]) -> dict[str, list[str]]:
     models = models_among(files)
     if choice.lower().endswith(SUFFIX):
         return {name: each for name, each in models.items() if choice in each}
-    # A word, or several, at the end of the name.
+    # Whole words at the end of the name.
     ends = re.compile(rf"(?:^|[-._/]){re.escape(choice)}", re.IGNORECASE)
     return {name: each for name, each in models.items() if any(end.end() == len(name) for end in ends.finditer(name))}
 

@@ -1,4 +1,4 @@
-"""Names as people and older tools write them, and the hub ids that they stand for."""
+"""Short names of models, as people and older tools write them, and their hub ids."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Intel's extension for PyTorch, where it stands beside the torch that it was made for.
+"""Intel's extension for PyTorch, if it is installed with the release of torch that it was made for.
 
-It is archived upstream and tied to one release of torch, so it belongs into an environment of its own. Imported beside
-another torch it ends the process: hence versions are compared first.
+It is archived upstream and tied to one release of torch, so it needs an environment of its own. With another torch its
+import ends the process, so the versions are compared first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.workers.messages import ModelSpec
 
-# Where a model that went through the extension keeps the extension's version.
+# The attribute of an optimized model that holds the extension's version.
 _MARK = "_outrider_ipex"
 PACKAGE, MODULE = "intel-extension-for-pytorch", "intel_extension_for_pytorch"
 # ipex.optimize knows these on every CPU that it runs on.
@@ -21,14 +21,14 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def version() -> str | None:
-    """Which one is installed."""
+    """The installed version; None where it is not installed."""
     if importlib.util.find_spec(MODULE) is None:
         return None
     return importlib.metadata.version(PACKAGE)
 
 
 def mismatch() -> str | None:
-    """Why the one that is installed cannot be used; None where it can be, or where there is none."""
+    """Why the installed version cannot be used; None where it can be, or none is installed."""
     ours, torch = version(), importlib.metadata.version("torch")
     if ours is None or _release(ours) == _release(torch):
         return None
@@ -36,7 +36,7 @@ def mismatch() -> str | None:
 
 
 def used_for(spec: ModelSpec) -> str | None:
-    """The version that the model is to go through; None where it is left out."""
+    """The version that this model is to be optimized with; None where the extension is not used."""
     wanted = spec.engine == "hf" and spec.ipex and spec.device == "cpu" and spec.precision in PRECISIONS
     return version() if wanted and mismatch() is None else None
 
@@ -49,7 +49,7 @@ def optimize(model: Any, dtype: Any) -> Any:
 
 
 def went_through(model: Any) -> str | None:
-    """The version that this model did go through; None where it was left out, or did not run with it."""
+    """The version that this model was optimized with; None where it was not."""
     found: str | None = getattr(model, _MARK, None)
     return found
 

@@ -1,6 +1,6 @@
-"""Tokenizers that were loaded before, kept on disk: to load transformers for one takes a second or two in each process.
+"""Fast tokenizers kept on disk, since loading transformers for one takes a second or two in each process.
 
-What is kept is the fast tokenizer inside, as transformers made it of the model's files, under a digest of these and of the
+A file holds the fast tokenizer as transformers made it from the model's files, under a digest of these and of the
 libraries' versions.
 """
 
@@ -24,10 +24,10 @@ from outrider.workers.models.files import LONGEST_TOKENIZER
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.model_info import described
 
-# Another number where what is kept, or how it is told that it may be, becomes another.
+# Raised with the format of these files, and with the rule by which a tokenizer may be kept.
 KIND = "outrider-tokenizer-4"
 MOST_KEPT = 32
-# Kept of a tokenizer that cannot be.
+# The content for a tokenizer that must be loaded by transformers.
 LEFT = b'"transformers"\n'
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ class KeptTokenizer:
 
 
 def place_of(path: Path) -> Path | None:
-    """Where the tokenizer of this model is kept; None where that would be asked of a file that was written just now."""
+    """The file of this model's tokenizer in the cache; None for a GGUF file that was written within the last seconds."""
     if is_gguf(path):
-        # Read as a whole to be known, but for one that is remembered.
+        # The digest of a GGUF file reads all of it, unless it is remembered, which needs a stable file.
         if not FileState.of(path).stable():
             return None
         files = [path]
@@ -61,7 +61,7 @@ def recall(place: Path) -> KeptTokenizer | None:
         known = json.loads(head)
         if known["sha256"] != hashlib.sha256(text).hexdigest():
             return None
-        with suppress(OSError):  # which were used longest ago give way; a cache that is only read has no such order
+        with suppress(OSError):  # marks it as used; a read-only cache cannot
             os.utime(place)
         return KeptTokenizer(FastTokenizer(Fast.from_buffer(text), known["splits_special"]), known["chats"])
     except (ValueError, KeyError, TypeError):
@@ -69,12 +69,12 @@ def recall(place: Path) -> KeptTokenizer | None:
 
 
 def is_left(place: Path) -> bool:
-    """Whether it is known that this one is transformers' alone."""
+    """Whether it is remembered that this tokenizer must be loaded by transformers."""
     return read_own(place, len(LEFT)) == LEFT
 
 
 def remember(place: Path, tokenizer: KeptTokenizer | None) -> None:
-    """Best effort: where nothing can be written, the next process loads transformers again. None: this one always will."""
+    """Keep a tokenizer, or with None that it must be loaded by transformers. If that cannot be written, nothing is kept."""
     content = LEFT
     if tokenizer is not None:
         text = tokenizer.fast.fast.to_str().encode()

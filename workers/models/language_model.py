@@ -1,7 +1,7 @@
-"""Checkpoints of models that see as well: the configuration and the tensors of the language model in them.
+"""The language model of a multimodal checkpoint: its configuration and its tensors.
 
-Prompts are texts here, and a text that shows no picture is computed by the language model alone: rotary positions in three
-directions, of which text has one, are the usual ones then.
+Prompts are texts here, which the language model computes alone. Multimodal rotary positions (mrope) in three directions are
+equal for text, so they are ordinary ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from outrider.workers.errors import ModelError
 from outrider.workers.models.headers import quoted
 
-# By "model_type": what the language model is called where ``text_config`` does not say.
+# Multimodal "model_type"s, with that of the language model where ``text_config`` does not name it.
 SEEING = {
     "apertus1p5": "apertus1p5_text",
     "aria": "aria_text",
@@ -41,7 +41,7 @@ SEEING = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
 }
-# Language models with a name of their own that are computed as another family is.
+# Language models' "model_type"s that are computed like another family's.
 SAME = {
     "exaone4_5_text": "exaone4",
     "qwen2_vl_text": "qwen2",
@@ -49,11 +49,11 @@ SAME = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
-# Those whose experts' matrices may lie transposed (formats/experts.py).
-EITHER_WAY = ("qwen3_vl_moe",)
-# Those whose experts' matrices always do.
-TURNED = ("aria", "aria_text", "llama4", "llama4_text")
-# What transformers takes where a ``text_config`` does not say: it leaves out on saving what is as usual.
+# Families whose experts' matrices may be stored transposed (formats/experts.py).
+MAYBE_TRANSPOSED_EXPERTS = ("qwen3_vl_moe",)
+# Families whose experts' matrices are always stored transposed.
+TRANSPOSED_EXPERTS = ("aria", "aria_text", "llama4", "llama4_text")
+# transformers' defaults for keys that are missing from a ``text_config``: it does not save keys with the default value.
 NAMES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     "max_position_embeddings",
@@ -93,7 +93,7 @@ USUAL["qwen2_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 USUAL["qwen2_5_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 USUAL["qwen3_vl_text"] |= {"rope_theta": 5e5}
 USUAL["qwen3_vl_moe_text"] |= {"rope_theta": 5e5, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "head_dim": 128}
-# What stands among the language model's keys and concerns pictures.
+# Keys in the language model's configuration that concern pictures.
 OF_PICTURES = frozenset(
     [
         "vision_config",
@@ -106,19 +106,19 @@ OF_PICTURES = frozenset(
         "perceiver_config",
     ]
 )
-# What is said of the whole model and holds for its language model; its type, where that does not say one.
+# Keys of the whole model that hold for its language model; its type only if that has none of its own.
 TYPES = ("dtype", "torch_dtype")
 OF_THE_WHOLE = ("quantization_config", "eos_token_id", "transformers_weights", *TYPES)
-# How checkpoints name the language model's tensors, and how its own checkpoints do.
+# Prefixes of the language model's tensors in multimodal checkpoints, and in text-only ones.
 PREFIXES = (
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-# Whose head is not the embedding where nothing is said.
+# Models whose LM head is not tied by default.
 UNTIED = ("apertus1p5", "aria", "llama4")
-PASSED_OVER = (
+NOT_LANGUAGE = (
     *("vision_tokenizer.", "audio_tokenizer."),
     *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),
     *("multi_modal_projector.", "connector.", "image_newline"),
@@ -126,12 +126,12 @@ PASSED_OVER = (
 
 
 def sees(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a model whose language model is taken out of it."""
+    """Whether a config.json is that of a supported multimodal model."""
     return isinstance(kind := values.get("model_type"), str) and kind in SEEING
 
 
 def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """What a config.json of the language model alone would say; of any other model, what it says."""
+    """The configuration of the language model alone; of a text-only model, the configuration itself."""
     if not sees(values):
         return dict(values)
     if values.get("quantization"):  # MLX's, whose tools for these have layouts of their own
@@ -140,7 +140,7 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
             "take this model in another format"
         )
     stated = values.get("text_config")
-    if stated is None:  # the first releases of some do not keep it apart
+    if stated is None:  # the first releases of some families have these keys at the top level
         stated = {key: value for key, value in values.items() if key != "model_type"}
     if not isinstance(stated, dict):
         raise ModelError(f'{source}: "text_config" must be an object, got {quoted(stated)}')
@@ -148,8 +148,8 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     text = USUAL.get(kind, {}) | {key: value for key, value in stated.items() if key not in OF_PICTURES}
     text["model_type"] = SAME.get(kind, kind)
     if kind == "qwen3_vl_moe_text":
-        text["norm_topk_prob"] = True  # as transformers has it, whatever is said
-    # Where nothing is said, whether the checkpoint has a head of its own says it (tied_head.py).
+        text["norm_topk_prob"] = True  # transformers ignores the configuration's value
+    # By default tied_head.py decides by whether the checkpoint has an LM head of its own.
     text["tie_word_embeddings"] = values.get("tie_word_embeddings", values["model_type"] not in UNTIED)
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(text.get(key), dict):
@@ -166,7 +166,8 @@ def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def texts_below(values: Mapping[str, Any]) -> int | None:
-    """Of a model that embeds the tokens from some id on by what sees and hears (Gemma 3n), which is not there: that id."""
+    """The first token id of Gemma 3n whose embedding comes from its vision and audio parts, which are not loaded; else
+    None."""
     if values.get("model_type") != "gemma3n":
         return None
     vision = values.get("vision_config")
@@ -175,8 +176,8 @@ def texts_below(values: Mapping[str, Any]) -> int | None:
 
 
 def language_name(name: str) -> str | None:
-    """A tensor's name in a checkpoint of the language model alone; None of what only pictures need."""
-    if name.removeprefix("model.").startswith(PASSED_OVER):
+    """The tensor's name in a text-only checkpoint; None where it is not the language model's."""
+    if name.removeprefix("model.").startswith(NOT_LANGUAGE):
         return None
     for seeing, alone in PREFIXES:
         if name.startswith(seeing):
@@ -185,6 +186,6 @@ def language_name(name: str) -> str | None:
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """What a tensor of a language model alone, or a layer, may be called in a checkpoint of a model that sees as well."""
+    """The names that a tensor or layer of a text-only model may have in multimodal checkpoints."""
     whole = f"{name}."  # a layer's own name may be a whole prefix
     return tuple((seeing + whole.removeprefix(alone))[:-1] for seeing, alone in PREFIXES if whole.startswith(alone))

@@ -1,4 +1,4 @@
-"""From a checkpoint to the native engine's program over it: what the configuration asks for, held against what is there."""
+"""Builds the native engine's program for a checkpoint, and checks that the checkpoint has exactly the tensors it needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.workers.models.formats.keeping import AsItComes, EightBitFloats
 from outrider.workers.models.formats.mlx import Mlx
 from outrider.workers.models.formats.mlx_families import FIRST_HEAD
 from outrider.workers.models.formats.unexpected_tensors import (
-    behind_the_last,
+    of_further_layer,
     of_indexers,
     of_shared_keys,
     refuse_unexpected,
@@ -32,9 +32,10 @@ from outrider.workers.precisions import Precision, rounding
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """A program, and how a checkpoint that comes quantised is quantised: each scheme with the number of its matrices.
+    """A program, and how the checkpoint is quantised: each scheme with the number of its matrices.
 
-    ``dequantised`` are those among matrices that are kept. ``rounded`` says how floats are rounded on load.
+    ``dequantised`` are the schemes whose codes are not kept, in a program that keeps others. ``rounded`` says how floats
+    are rounded on load.
     """
 
     program: Program
@@ -45,12 +46,12 @@ class LaidOut:
 
     @property
     def kept(self) -> bool:
-        """Whether codes are kept as they come, rather than dequantised."""
+        """Whether codes are kept, rather than dequantised."""
         return any(weight.storage is not None for weight in self.program.weights)
 
     @property
     def weights(self) -> str:
-        """What the weights are, for job.json; empty where they are floats that come as floats."""
+        """How the weights are quantised, for job.json; empty for plain floats."""
         if self.rounded:
             return self.rounded
         said = ((self.schemes, "" if self.kept else "dequantised from "), (self.dequantised, "dequantised from "))
@@ -59,9 +60,9 @@ class LaidOut:
 
 
 def lay_out(path: Path, precision: Precision, allow_pickle: bool = False, states: Sequence[int] = ()) -> LaidOut:
-    """A ModelError where the checkpoint lacks something, holds something else, or holds more than the model has.
+    """A ModelError where a tensor is missing, has another shape or type, or is unknown.
 
-    ``states`` are the layers whose inputs its passes hand out, to a head.
+    ``states`` are the layers whose inputs its passes hand out to a head.
     """
     if (head := read_head(path)) is not None:
         return LaidOut(lay_out_head(path, head, precision, allow_pickle), rounded=rounding(precision))
@@ -82,12 +83,12 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
     format = precision.format
     keeping: Keeping | None = None
     if quantised and format.integer:
-        # What comes as MLX has it is often of several kinds, of which the kernels may have the most.
+        # MLX checkpoints often mix schemes; the kernels may keep the codes of most, and dequantise the others.
         mixed = isinstance(checkpoint.quantisation, Mlx) and checkpoint.quantisation.made_for != "bf16"
         keeping = AsItComes(checkpoint, format, mixed)
     elif quantised and format is Format.BF16:
         keeping = EightBitFloats(checkpoint)
-    # Published checkpoints of A.X-K1 have none, and transformers takes zeros then.
+    # Published checkpoints of A.X-K1 lack the router's corrections, for which transformers takes zeros.
     if values.get("model_type") == "axk1" and not any(name.endswith(CORRECTIONS) for name in checkpoint.names):
         values = values | {CORRECTIONS: False}
     if any(name.endswith(FIRST_HEAD) for name in checkpoint.names):
@@ -105,9 +106,9 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
         program = _with_whole_norms(program)
     asked = {name for source in sources for name in checkpoint.parts(source)}
     left = set(checkpoint.names) - asked
-    passed_over = (behind_the_last, of_shared_keys, of_indexers)
+    passed_over = (of_further_layer, of_shared_keys, of_indexers)
     left = {name for name in left if not any(is_so(name, values) for is_so in passed_over)}
-    if values.get("model_type") == "axk1":  # layers without experts have that norm, too, for nothing
+    if values.get("model_type") == "axk1":  # layers without experts have that norm, too, and do not use it
         left = {name for name in left if not name.endswith(f".{BEHIND_EXPERTS}.weight")}
     refuse_unexpected(left, quantised)
     if checkpoint.quantisation is None:
@@ -122,7 +123,7 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
 
 
 def _with_whole_norms(program: Program) -> Program:
-    """Nothing is added to vectors that have it already."""
+    """For checkpoints whose norms contain the 1 that Gemma's add: the program adds nothing."""
     weights = (
         replace(weight, sources=tuple(replace(each, plus=0.0) for each in weight.sources)) for weight in program.weights
     )

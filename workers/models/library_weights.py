@@ -1,4 +1,4 @@
-"""What the layers of a quantisation library are made of, and whether each of them takes every token by itself."""
+"""Inspects the layers of quantisation libraries: their tensors, and whether they compute every token by itself."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
-# How much larger than a token its company becomes.
+# The factor by which the other tokens exceed the first one in the trial.
 LOUDER = 97.0
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor, or those that a library's own kind of tensor holds: it knows few of torch's operations itself."""
+    """The tensor itself, or the plain tensors inside a library's tensor class, which supports few operations of torch."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
@@ -25,10 +25,11 @@ def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 @torch.inference_mode()
 def layer_that_mixes(model: PreTrainedModel, tokens: torch.Tensor) -> str | None:
-    """The first layer by which a token's numbers depend on the other tokens of its pass: these share a scale, or outliers.
+    """The first layer in which a token's result depends on the other tokens of the pass, since they share a scale or
+    outliers.
 
-    Each layer gets its input once more, with the first token as it was and the others much larger. The shape is the same
-    and so are the kernels: what takes every token by itself gives the first one the same bits.
+    Each layer is run once more with the first token unchanged and the others much larger. With the same shape and so the
+    same kernels, a layer that computes every token by itself gives the first one the same bits.
     """
     found: list[str] = []
     hooks = [
@@ -51,7 +52,7 @@ def _check_of(name: str, found: list[str]) -> Callable[[Any, tuple[Any, ...], An
         tokens = given[0]
         louder = tokens.clone()
         louder[..., 1:, :] = LOUDER * max(1.0, float(tokens.abs().max()))
-        # A kernel that sums in an order of the moment gives other bits each time, whatever the others are.
+        # A kernel without a fixed order of summation gives other bits each time, so it is run twice with the same input.
         if not _same_first(layer.forward(louder), result) and _same_first(layer.forward(tokens), result):
             found.append(name)
 

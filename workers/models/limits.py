@@ -1,7 +1,7 @@
-"""Limits for work on what a model's author wrote, in a process that may be ended for it.
+"""Limits of memory and time for tokenizers and templates, which are written by a model's author.
 
-A tokenizer is a program, too: its patterns may run without end, its tables ask for memory without end, and the library
-behind it gives up in ways that no Python code can catch. So the kernel holds the limits, not this process.
+A tokenizer's patterns may run for ever, its tables may take any memory, and its library may abort in ways that Python
+cannot catch. So the kernel enforces the limits, and may end the process.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Beyond what the process holds already. The largest tokenizers take a quarter of it.
+# The memory that may be added. The largest tokenizers take a quarter of it.
 MOST_BYTES = 3 << 30
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Within, memory beyond ``MOST_BYTES`` is refused, and more ``seconds`` of the processor end the process (SIGPROF).
+    """In this context allocations beyond ``MOST_BYTES`` fail, and more ``seconds`` of CPU time end the process (SIGPROF).
 
-    What is written to standard error meanwhile is dropped: a library that panics prints where in itself it did.
+    Standard error is discarded meanwhile, since a library that panics prints its backtrace.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = _held() + MOST_BYTES
@@ -45,7 +45,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def _held() -> int:
-    """What the kernel holds against RLIMIT_DATA (its sixth number counts the stack as well)."""
+    """The memory that counts for RLIMIT_DATA (the sixth field of statm, which includes the stack)."""
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 

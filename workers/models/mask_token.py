@@ -1,7 +1,7 @@
-"""The mask token of a parallel draft, as configurations name it; and what else they may ask for, which is refused.
+"""The mask token of a parallel draft, from its configuration; unsupported kinds of parallel drafts are refused.
 
-A draft that was adapted as PARD does it is an ordinary causal model whose configuration names one more token. PARD-2 and
-DFlash name one too, and feed their drafts hidden states of the target: without these they would propose noise.
+A PARD draft is an ordinary causal model whose configuration names a mask token. PARD-2 and DFlash name one too, but feed
+their drafts hidden states of the target, without which they would propose noise.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from outrider.workers.models.headers import quoted
 
 NAMES = ("pard_token", "ptd_token_id")
 DFLASH, DFLASH_NAME = "dflash_config", "mask_token_id"
-# How the classes of ordinary causal models end.
+# The ends of the class names of causal models.
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def mask_token_of(model: Path) -> int | None:
-    """None where the model proposes token by token."""
+    """The mask token of a parallel draft; None for an ordinary model."""
     config, source = read_config(model), str(config_path(model))
     named, vocabulary = dict(_named(config)), config.get("vocab_size")
     found: set[int] = set()

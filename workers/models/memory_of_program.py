@@ -1,4 +1,4 @@
-"""What memory a model takes in its process on the native engine: by its program, before a weight of it is read."""
+"""The memory of a model on the native engine, computed from its program before a weight is read."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from outrider.workers.models.opening import with_cache
 from outrider.workers.precisions import PRECISIONS
 
 FLOAT_BYTES = 4
-# Of the kernels: what is taken for a pass is a quarter more than asked for and in huge pages, for each of the program's
-# buffers and for some of the kernels' own.
+# As in the kernels: each buffer of a pass is allocated with a quarter to spare and in huge pages, and so are OWN_BUFFERS
+# that are not the program's.
 LANES, SPARE, HUGE_PAGE, OWN_BUFFERS = 16, 1.25, 2 << 20, 7
-# Where a processor multiplies in pairs of channels a matrix has a number for each output of its tiles and block of
-# channels. And how many digits of an input some formats multiply.
+# For products in pairs of channels a matrix has one more number for each output (in whole tiles) and block of channels.
+# DIGITS: into how many int8 digits some formats split an input.
 TILE, BLOCK_CHANNELS, DIGITS = 32, 128, 3
-# Numbers that a shortlist keeps of each token of the vocabulary, and of each on it.
+# How many numbers a shortlist keeps for each token of the vocabulary, and for each token on it.
 OF_EVERY_TOKEN, OF_A_LISTED_TOKEN = 1, 4
-# Tokens of a block of the cache.
+# The tokens of a block of the KV cache.
 BLOCK_TOKENS = 32
-# Tokens whose inputs are kept beside a state, and how many times the memory of their tokens' keys and values its copies may
-# take.
+# For how many tokens the inputs are kept after a recurrent state; and the most memory of its snapshots, as a multiple of
+# that of keys and values.
 KEPT_INPUTS, SNAPSHOT_SHARE = 64, 4
 
 
 def memory_of(spec: ModelSpec, rows: int, shortlist: int | None = 0) -> ModelMemory | None:
-    """Of a model that works on so many rows at once; None where that is not known before it is open.
+    """The memory with so many rows at once; None where it is not known before the model is open.
 
-    A draft with a ``shortlist`` scores so many tokens at most (0: all, None: as many as pay).
+    A draft with a ``shortlist`` scores at most so many tokens (0: all, None: as many as pay).
     """
     directory = Path(spec.path)
     if spec.engine != "native" or weight_files(directory)[0].suffix == ".bin":
@@ -63,7 +63,7 @@ def memory_of_program(program: Program, rows: int, shortlist: int | None = 0) ->
 
 
 def _shortened(program: Program, shortlist: int | None) -> tuple[Program, int]:
-    """With the matrix of a shortlist beside the whole head, which stays; and the bytes of the list itself."""
+    """The program with the shortlist's matrix in addition to the whole LM head; and the bytes of the list itself."""
     head, scored = head_of(program), scored_tokens(program, shortlist)
     if scored >= head.output.width:
         return program, 0
@@ -79,7 +79,8 @@ def _shortened(program: Program, shortlist: int | None) -> tuple[Program, int]:
 
 
 def _buffers(program: Program, tokens: int, choices: int) -> Iterator[int]:
-    """What a pass over so many tokens keeps between its operations; behind the selection only those with a choice."""
+    """The bytes of each buffer in a pass over ``tokens``; buffers after the SELECT operation hold only tokens with a
+    choice."""
     selection = next((index for index, op in enumerate(program.ops) if op.kind is Kind.SELECT), len(program.ops))
     of_all = {op.output.buffer for op in program.ops[:selection] if op.kind is not Kind.CHOOSE}
     for buffer, width in enumerate(program.buffers):
@@ -89,7 +90,8 @@ def _buffers(program: Program, tokens: int, choices: int) -> Iterator[int]:
 
 
 def _inputs(program: Program, tokens: int) -> int:
-    """What the widest product's inputs take as they are multiplied: of experts a token's own, and one for each of them."""
+    """The bytes of the largest prepared (quantised) input of a product: for experts a token's own, and one for each
+    expert."""
     of_a_token = (
         {Kind.LINEAR: 1, Kind.EXPERTS: op.kv_heads + 1, Kind.HEADS: op.heads}[op.kind] * _words(program.weights[op.weight])
         for op in program.ops
@@ -99,7 +101,7 @@ def _inputs(program: Program, tokens: int) -> int:
 
 
 def _words(weight: Weight) -> int:
-    """Words of 32 bits."""
+    """32-bit words of a prepared input of this weight."""
     columns = weight.columns
     if weight.format.integer:
         return -(-columns // 8) * 2 * (DIGITS if weight.format in (Format.W4ABF16, Format.W8AF32) else 1)
@@ -107,9 +109,9 @@ def _words(weight: Weight) -> int:
 
 
 def _of_pairs(program: Program) -> PairsMemory:
-    """What the matrices of a program have beside their codes where they are multiplied in pairs.
+    """The additional bytes of matrices whose codes are multiplied in pairs of channels.
 
-    Experts have it together, and none where their groups have factors.
+    Those of a layer's experts are allocated together; experts with factors are not multiplied in pairs.
     """
     matrices = {op.weight: 1 for op in program.ops if op.kind is Kind.LINEAR}
     for op in program.ops:
@@ -129,7 +131,7 @@ def _of_matrices(weight: Weight, count: int) -> PairsMemory:
 
 
 def _tiles(weight: Weight) -> int:
-    """Of all outputs; where they are gated a tile has as many gates as others."""
+    """The number of tiles; half of a gated matrix's tile are gates."""
     return -(-weight.rows // 2 // LANES) if weight.gated else -(-weight.rows // TILE)
 
 
@@ -138,7 +140,7 @@ def _in_pages(size: float) -> int:
 
 
 def _state(program: Program) -> tuple[int, int]:
-    """Bytes of a row's recurrent states, and of what a token adds to them."""
+    """The bytes of a row's recurrent states, and of one token's inputs to them."""
     parts = [_state_of(program, op) for op in program.ops if op.kind in RECURRENT]
     return FLOAT_BYTES * sum(state for state, _ in parts), FLOAT_BYTES * sum(inputs for _, inputs in parts)
 
@@ -150,7 +152,7 @@ def _state_of(program: Program, op: Op) -> tuple[int, int]:
 
 
 def _snapshots(state: int, token: int, context: int) -> int:
-    """What copies of a state that are kept on the way come to for each token."""
+    """The bytes of snapshots of the recurrent states, for each token."""
     block = max(BLOCK_TOKENS * token, 64)
     blocks = min(-(-state // (SNAPSHOT_SHARE * block)), context // BLOCK_TOKENS + 1)
     return -(-state // (blocks * BLOCK_TOKENS)) if state else 0

@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are loaded: where it lies, its limits, and a digest of its content."""
+"""Finds a model and reads what is known before its weights are loaded: its path, limits, settings and digest."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ POCKET = "pocket"
 POCKET_DRAFT = "pocket-draft"
 POCKET_PARALLEL = "pocket-parallel"
 POCKET_HEAD = "pocket-head"
-# Which folder each of the bundled models lies in.
+# The folder of each bundled model.
 POCKETS = {POCKET: "target", POCKET_DRAFT: "draft", POCKET_PARALLEL: "parallel", POCKET_HEAD: "head"}
-# The files beside the weights that have a say in what a model writes.
+# The files beside the weights that may change what a model writes.
 DESCRIBING = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.bpe", "additional_chat_templates/*.jinja")
-# Of a model on the hub: what belongs to other formats and tasks.
+# Files in subfolders of a hub repository, which are for other formats and tasks.
 IN_FOLDERS = tuple(f"*/*.{suffix}" for suffix in ("json", "model", "txt", "tiktoken", "bpe", "safetensors", "bin"))
 # Mistral's own format, beside the same weights in transformers'.
 CONSOLIDATED = "consolidated"
-# By it transformers reads weights from a file of another name.
+# A key by which transformers reads weights from a file of another name.
 WEIGHTS_KEY = "transformers_weights"
 NUMBERED = re.compile(r"-of-0*(\d+)\.\w+$")
-# Names under which configurations state how long a row may be, the most binding first.
+# Keys for the longest row, the first one that is present counts.
 CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length", "n_ctx"),
     *("seq_length", "model_max_length", "context_length"),
 )
-# What transformers takes, or the family was trained with, where a configuration states none.
+# The context of families whose configurations may lack these keys: transformers' default, or that of training.
 USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048}
-# Families that read a row of any length: they have a state, and no limit to positions.
+# Recurrent families without a limit of positions.
 WITHOUT_LIMIT = frozenset(("mamba", "mamba2", "falcon_mamba", "xlstm", "rwkv", "recurrent_gemma"))
 LONGEST_ROW = 1 << 20
 
@@ -67,32 +67,32 @@ class ModelInfo:
     end_tokens: tuple[int, ...]
     weight_bytes: int
     digest: str
-    # Of a checkpoint that comes quantised in a way that the native engine knows: the precision that it was made for.
+    # The precision of a quantised checkpoint that the native engine reads; else "".
     made_for: str = ""
-    # Of a draft that makes all its candidates in one pass: the token that stands for those before a candidate.
+    # The mask token of a parallel draft.
     mask_token: int | None = None
-    # Whether it is a head on the hidden states of a target, which alone is no model.
+    # Whether it is a head on a target's hidden states, which cannot run alone.
     head: bool = False
-    # Of a head whose makers left some of its target's tokens out: how many it scores.
+    # How many tokens a head scores, if fewer than its target.
     scored: int | None = None
-    # Of one that goes with a target: the layers of that one whose inputs it reads.
+    # The target's layers whose inputs a head reads, once its target is known.
     states: tuple[int, ...] = ()
-    # How many weights its files hold, where their headers tell.
+    # The number of weights, if the headers tell.
     numbers: int | None = None
-    # What its own settings of transformers' generate would change that is not followed, how they sample, and their file.
+    # Generation settings that would change texts and are not followed; those of sampling; and the file of both.
     unfollowed: tuple[str, ...] = ()
     sampling: tuple[tuple[str, float], ...] = ()
     settings: str = FILE
-    # How many numbers of keys and values a token has, where its config.json tells.
+    # The size of the KV cache a token, in numbers, if config.json tells.
     cached_numbers: int | None = None
-    # Of a model whose tokens from some id on stand for what it sees and hears, and are not read: that id.
+    # The first token id whose embedding comes from vision or audio parts, which are not loaded (Gemma 3n).
     texts_below: int | None = None
 
 
 def find(name: str, fetch: bool = True) -> Path:
     """The local directory (or GGUF file) of a model named by a path, a hub id, or ``pocket``.
 
-    What is missing is downloaded, or with ``fetch`` false refused.
+    Missing files are downloaded; without ``fetch`` they are an error.
     """
     if name in POCKETS:
         return _pocket(name)
@@ -107,9 +107,9 @@ def find(name: str, fetch: bool = True) -> Path:
             raise ModelError(f'the model directory "{name[:80]}" does not exist: it is a link to nowhere, or to itself')
     except PermissionError:
         raise ModelError(f'the model directory "{name[:80]}" may not be looked into by this user') from None
-    except OSError as error:  # a name too long
+    except OSError as error:  # the name is too long
         raise ModelError(f'the model directory "{name[:80]}" does not exist: {error.strerror}') from None
-    except RuntimeError as error:  # a home that nobody has
+    except RuntimeError as error:  # ~user of an unknown user
         raise ModelError(f'the model directory "{name[:80]}" does not exist: {error}') from None
     if (of_gguf := of_hub(name)) is not None:
         repository, choice = of_gguf
@@ -127,7 +127,7 @@ def find(name: str, fetch: bool = True) -> Path:
 
 
 def _refuse_several(path: Path) -> None:
-    """A directory of GGUF files: each is a model, or the part of one, and which is meant only the user knows."""
+    """Refuse a directory of GGUF files, each of which is a model or a part of one."""
     if not os.path.lexists(path / NAME) and (found := sorted(filter(is_gguf, path.glob("*")))):
         raise ModelError(f"{path} has no {NAME} but GGUF files: name one of them, such as {found[0]}")
 
@@ -140,7 +140,7 @@ def _pocket(name: str) -> Path:
 
 
 def _to_fetch(name: str, published: Sequence[str]) -> list[str]:
-    """What describes the model, and one set of weights; safetensors can hold nothing but weights."""
+    """The describing files and one set of weights, safetensors if there are any (they cannot hold code)."""
     safe = [file for file in published if file.endswith(".safetensors") and "/" not in file]
     if not safe and (models := models_among(published)) and not any(file.endswith(".bin") for file in published):
         raise ModelError(
@@ -151,7 +151,7 @@ def _to_fetch(name: str, published: Sequence[str]) -> list[str]:
 
 
 def _lacking(path: Path) -> str:
-    """What the download of a model lacks that was cut off; empty where nothing is known to be missing."""
+    """What an interrupted download lacks; "" where it is complete as far as known."""
     if not (path / NAME).exists() and is_adapter(path):
         return "" if (path / WEIGHTS).exists() else f"it lacks {WEIGHTS}"
     if not (path / NAME).exists():
@@ -162,7 +162,7 @@ def _lacking(path: Path) -> str:
         return str(error)
     if not all(file.exists() for file in weights) or not weights:
         return "it lacks weights"
-    # Without an index, which may be what is still to come.
+    # Without an index, which may be missing as well, the numbered names tell how many files there are.
     told = [] if (path / INDEX).exists() else [int(found[1]) for file in weights if (found := NUMBERED.search(file.name))]
     if told and max(told) > len(weights):
         return f"it has {len(weights)} of {max(told)} files of weights"
@@ -172,10 +172,10 @@ def _lacking(path: Path) -> str:
 
 
 def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, by_headers: bool = False) -> ModelInfo:
-    """Read and check what can be known without loading the weights.
+    """Read and check everything but the weights.
 
-    Their bytes are read too if nothing remembers them (``workers/models/digests.py``): ``tell`` hears how many, if that
-    takes long. ``by_headers``: these are not, nothing is downloaded, and there is no digest.
+    The weights are read only for their digest, unless it is remembered (``workers/models/digests.py``): ``tell`` is called
+    with their bytes if that takes long. ``by_headers``: no digest is computed, and nothing downloaded.
     """
     path = find(name, fetch=not by_headers)
     _refuse_adapter(path)
@@ -184,7 +184,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
     if config.get("is_encoder_decoder") is True and config.get("is_decoder") is not True:
         raise ModelError(f"{source} is of an encoder-decoder model, and outrider runs decoders only")
     _refuse_unread_rope(config, source)
-    # Models that hear, and those that see and are not known here, keep the language model's limits one level down.
+    # Multimodal models that are not in ``language_model.SEEING`` have the language model's limits in ``text_config``.
     text: Mapping[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     family = config.get("model_type")
     if (head := head_of(config, str(source))) is not None:
@@ -234,7 +234,7 @@ def _refuse_adapter(path: Path) -> None:
 
 
 def _refuse_unread_rope(config: Mapping[str, Any], source: Path) -> None:
-    """Scalings, and bases, that transformers passes over, so that the engines would not agree."""
+    """Refuse rope scalings and bases that transformers ignores, since the engines would differ."""
     attention = config.get("attn_config")
     if config.get("model_type") == "dbrx" and isinstance(attention, dict) and "rope_theta" in attention:
         rope = config.get("rope_parameters")
@@ -271,7 +271,7 @@ def _dtype(*configs: Mapping[str, Any]) -> str:
 
 
 def _made_for(path: Path) -> str:
-    """Empty also for what only another engine may know; the native one then says what it does not."""
+    """The precision of a quantised checkpoint; "" also for one that the native engine does not read."""
     try:
         quantisation = quantisation_of(path)
     except ModelError:
@@ -294,7 +294,7 @@ def _there(path: Path) -> list[Path]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files that hold the model: safetensors where it has any, else pickled ``.bin`` ones; or a GGUF model's own."""
+    """The files of the weights: safetensors if there are any, else pickled ``.bin`` files; or those of a GGUF model."""
     if is_gguf(path):
         return files_of(path)
     return safetensors_of(path) or sorted(path.glob("pytorch_model*.bin"))
@@ -319,7 +319,7 @@ def check_unchanged(path: str | Path, expected: str) -> None:
 
 
 def shown(digest: str) -> str:
-    """Enough of a digest to tell it from another."""
+    """The digest's first characters, for a sentence."""
     return f"{digest.rpartition(':')[2][:12]}…"
 
 

@@ -1,4 +1,4 @@
-"""The kernels' packing functions as the loader wants them."""
+"""The kernels' packing functions behind the loader's interface (``packed.Packer``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE_TYPES = {"float32": "F32", "uint16": "BF16", "float16": "F16"}
 
 
 class NativeMemory:
-    """Memory for packed weights: huge pages are asked for, and it lies on the node of the thread that first writes it."""
+    """Memory for packed weights, in huge pages if possible; each page is on the node of the thread that first writes it."""
 
     def __init__(self, size: int) -> None:
         self._memory = packer.Memory(max(size, 1))

@@ -1,4 +1,4 @@
-"""Which engine opens a model, and the numeric path that its results follow."""
+"""Opens a model on an engine, and names the numeric path of its results."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from outrider.workers.models.model_info import weight_files
 from outrider.workers.models.quantisation_libraries import check_library
 from outrider.workers.precisions import PRECISIONS, Precision
 
-# What transformers looks for, by whether the weights are safetensors.
+# The file names that transformers looks for: with safetensors (True), or with pickled weights.
 HF_WEIGHTS = {True: (SINGLE, INDEX), False: ("pytorch_model.bin", "pytorch_model.bin.index.json")}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A running engine with what its users need to know beside it.
+    """A running engine and its description.
 
-    ``numeric_path`` names everything that may decide a bit of the results: replicas and resumed runs must agree on it.
-    ``weights`` are the buffers (address, bytes) in this process's memory, ``threads`` those of the kernels' own pool.
+    ``numeric_path`` names everything that may change a bit of the results: replicas and resumed runs must agree on it.
+    ``weights`` are the buffers (address, bytes) in this process's memory, ``threads`` the size of the kernels' pool.
     """
 
     engine: Engine
@@ -47,9 +47,9 @@ class OpenModel:
     threads: int | None = None
     # Move the engine's threads to other cores of this process; None where the engine cannot.
     use_cores: Callable[[Sequence[int]], None] | None = None
-    # A head on the hidden states of a target.
+    # Whether the model is a head on a target's hidden states.
     head: bool = False
-    # Take memory for so many rows now rather than in the middle of the work; None where there is nothing to take.
+    # Allocate memory for so many rows in advance; None where the engine has nothing to allocate.
     reserve: Callable[[int], None] | None = None
 
 
@@ -65,7 +65,7 @@ def native_supports(model_path: str) -> str | None:
         quantisation_of(path)
     except (
         library.KernelError
-    ) as error:  # OUTRIDER_ISA asks for what this machine lacks: another engine is no answer to that
+    ) as error:  # OUTRIDER_ISA names an instruction set that this machine lacks: that is the user's error
         raise UsageError(str(error)) from None
     except (library.KernelsUnavailable, ModelError) as error:
         return str(error)
@@ -75,11 +75,10 @@ def native_supports(model_path: str) -> str | None:
 def check_weights(
     path: str, engine: str, allow_pickle: bool = False, precision: str = "bf16", on_accelerator: bool = False
 ) -> None:
-    """Refuse a model whose files lack what the engine will ask them for, before a process is started that would miss it.
+    """Refuse a model that the engine could not load, before its process is started: missing files or tensors, and for a
+    quantised model on the hf engine a missing library or an unsupported device.
 
-    Of one that comes quantised the hf engine asks for a library, too, and maybe for another device.
-
-    Files that are allowed to run code are left to that process; so is what only transformers knows to ask for.
+    Pickles that are allowed to run code are checked by the process that loads them, and so is what only transformers knows.
     """
     directory = Path(path)
     safe = weight_files(directory)[0].suffix == ".safetensors"
@@ -96,15 +95,15 @@ def check_weights(
         )
     else:
         config = read_config(directory)
-        # On which accelerator it is to run is known where it is loaded.
+        # The kind of accelerator is checked where the model is loaded.
         check_library(config, str(config_path(directory)), None if on_accelerator else "cpu")
         if not config.get(KEY):
-            # What is quantised is left to the library that transformers reads it with.
+            # (Quantised tensors are checked by the library that transformers reads them with.)
             open_checkpoint(directory).close()
 
 
 def open_model(spec: ModelSpec, progress: Callable[[int, int], None] = lambda done, total: None) -> OpenModel:
-    """``progress`` hears how many bytes of the packed weights are in place, of how many; only the native engine tells."""
+    """``progress`` is called with (bytes of packed weights done, bytes in all), by the native engine only."""
     if spec.engine == "native":
         return _open_native(spec, progress)
     assert spec.engine == "hf", spec.engine
@@ -157,7 +156,7 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     if LARGEST_BESIDE_INT4 in {largest_activation(each) for each in program.weights if each.format is Format.W4A8}:
         path["activations"] = f"int8 up to {LARGEST_BESIDE_INT4} beside codes of 4 bits"
     if not program.integer:
-        # Only the integer formats are computed in one order on every instruction set.
+        # Only integer formats give the same bits on every instruction set.
         path["instruction_set"] = library.float_instruction_set()
     context = min(model_info.context, program.context)
     weights = ((packed.memory.address, packed.size),)
@@ -202,7 +201,7 @@ def _open_hf(spec: ModelSpec) -> OpenModel:
     if not spec.fast_attention:
         path["attention"] = "eager"
     elif spec.device.startswith("cuda"):
-        # cuDNN's was used before: a job that was begun with it has other bits.
+        # Earlier versions used cuDNN's, so jobs that were begun with these have other bits.
         path["attention"] = "without cuDNN"
     if extension := ipex.went_through(engine.model):
         path["ipex"] = extension

@@ -1,11 +1,11 @@
-"""Outlier channels, balanced before weights are rounded to integers.
+"""Balances outlier channels before weights are rounded to integers.
 
-Some models (OPT-6.7b is the known one) have channels whose norm gain is many times the others' while the weights that read
-them are as many times smaller. Rounded by groups, such weights vanish beside their neighbours, and such activations drown
-theirs. The factor can be moved from the gain into the weights: the function stays what it was, and both fit their groups.
+Some models (known: OPT-6.7b) have channels whose norm gain is many times that of others, and whose weights in the matrices
+that read the norm are as many times smaller. In a quantisation group such weights round to zero, and such activations
+dominate the scale. A factor moved from the gain into the weights leaves the function unchanged, and both fit their groups.
 
-Only channels far out of balance are touched, so the rounding of an ordinary model is the plain one. The factors are powers
-of two and come from comparisons, maxima and divisions alone: exact, and the same on every machine.
+Only channels far out of balance are changed, so ordinary models are rounded plainly. The factors are powers of two,
+computed by comparisons, maxima and divisions: exact, and the same on every machine.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 from outrider.kernels.program import Kind, Op, Program
 
 Float32Array = NDArray[np.float32]
-# A channel is out of balance when its gain over its weights is this many times the typical one, or this little of it.
+# A channel is out of balance if gain / (largest weight) is more than this many times the median, or less than 1 / so many.
 OUT_OF_BALANCE = 16.0
-# Beyond this a channel is dead rather than an outlier, and nothing is gained by touching it.
+# The largest factor: a channel that needs more is dead rather than an outlier.
 LARGEST_FACTOR = 2.0**12
 
 
 @dataclass(frozen=True, slots=True)
 class NormGroup:
-    """A norm's vectors (gain, and bias where there is one) and all the matrices that read its output, as weight indices."""
+    """A norm's vectors (gain, and bias if it has one) and all matrices that read its output, as indices of weights."""
 
     vectors: tuple[int, ...]
     matrices: tuple[int, ...]
 
 
 def norm_groups(program: Program) -> list[NormGroup]:
-    """The norms of full width that nothing but integer matrices read."""
+    """The norms over the whole width whose output only integer matrices read."""
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for number, op in enumerate(program.ops):
@@ -51,7 +51,7 @@ def norm_groups(program: Program) -> list[NormGroup]:
             vectors = tuple(index for index in (op.weight, op.bias) if index >= 0)
             groups.append(NormGroup(vectors, tuple(reader.weight for reader in reading)))
     uses = [index for group in groups for index in (*group.vectors, *group.matrices)]
-    # A weight that two pairs share, or a vector that two norms share, cannot take two factors.
+    # A weight or vector in two groups cannot take two factors.
     return [group for group in groups if all(uses.count(index) == 1 for index in (*group.vectors, *group.matrices))]
 
 
@@ -65,7 +65,7 @@ def _is_integer_linear(program: Program, reader: Op, norm: Op) -> bool:
 
 
 def channel_factors(gain: Float32Array, column_maxima: Float32Array) -> Float32Array | None:
-    """By how much each column of the matrices is multiplied and the norm divided; None where all are in balance."""
+    """The factor by which each column of the matrices is multiplied and the norm divided; None where all are in balance."""
     gain = np.abs(gain)
     alive = (gain > 0) & (column_maxima > 0)
     if not alive.any():
@@ -73,7 +73,7 @@ def channel_factors(gain: Float32Array, column_maxima: Float32Array) -> Float32A
     ratio = gain[alive].astype(np.float64) / column_maxima[alive].astype(np.float64)
     ratio /= np.sort(ratio)[len(ratio) // 2]
     factors = np.ones(len(gain), dtype=np.float32)
-    # The factor is near the ratio's square root: half of the imbalance goes to either side.
+    # factor = 2^(exponent // 2), near sqrt(ratio): both sides keep half of the imbalance.
     _, exponents = np.frexp(ratio)
     chosen = np.exp2(exponents // 2).clip(1 / LARGEST_FACTOR, LARGEST_FACTOR).astype(np.float32)
     outside = (ratio > OUT_OF_BALANCE) | (ratio < 1 / OUT_OF_BALANCE)

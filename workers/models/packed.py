@@ -1,7 +1,7 @@
-"""From a checkpoint to packed weights in memory: from the cache where they lie there, else packed tensor by tensor.
+"""Loads a model's packed weights: from the cache if they are there, else packed from the checkpoint tensor by tensor.
 
-All packed weights of a model are one piece of memory. A tensor is read in chunks of rows and packed straight into its
-place, so that what is held beside the packed model is a few chunks, whatever the model's size.
+All packed weights are one piece of memory. A tensor is read in chunks of rows, each packed to its final address, so only a
+few chunks are in memory beside the packed model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outrider.workers.models.head_checkpoint import open_head
 from outrider.workers.models.model_info import ModelInfo, check_unchanged
 from outrider.workers.models.outlier_channels import Float32Array, channel_factors, norm_groups
 
-# Raised with what this layer does to weights or to the cache's files; the packing's layout has its own version.
+# Raised with every change of what this module does to weights, or of the cache's files. (The kernels version the layout.)
 LOADING_VERSION = 2
 ALIGNMENT = 64
 TILE_ROWS = 32
@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 
 class Memory(Protocol):
-    """Zeroed memory that stays where it is as long as this object lives."""
+    """Zeroed memory at a fixed address, for the lifetime of this object."""
 
     @property
     def address(self) -> int: ...
@@ -48,7 +48,7 @@ class Memory(Protocol):
 
 
 class NotFiniteError(Exception):
-    """A weight that is NaN or infinite, or would be in the precision that was asked for, was to be packed."""
+    """A weight to be packed is NaN or infinite, or overflows in the requested precision."""
 
 
 class Packer(Protocol):
@@ -66,15 +66,15 @@ class Packer(Protocol):
         """Pack rows (float32, float16, or bf16 bits as uint16) into the weight at the address."""
 
     def pack_codes(self, weight: Weight, address: int, first_row: int, rows: QuantisedRows) -> None:
-        """Pack rows that are quantised already, every number as it is."""
+        """Pack the codes and scales of quantised rows unchanged."""
 
     def pack_order(self, weight: Weight, address: int, order: NDArray[np.int32]) -> None:
-        """Pack which input channel each column of an ordered weight multiplies."""
+        """Pack the input channel of each column, for weights whose columns have another order (GPTQ's act-order)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
-    """A program with the address of each of its weights inside one memory. ``cached`` says where they came from."""
+    """A program and the address of each of its weights. ``cached``: they were read from the cache."""
 
     program: Program
     memory: Memory
@@ -93,9 +93,9 @@ def load_packed(
     progress: Progress = lambda done, total: None,
     target: ModelInfo | None = None,
 ) -> PackedModel:
-    """Pack the weights as the program asks, or take them packed from the cache. ``progress`` gets bytes done, of all.
+    """Read the packed weights from the cache, or pack them and store them there. ``progress``: (bytes done, bytes in all).
 
-    A head may have its embedding from its ``target``.
+    ``target``: that of a head, which may use its embedding.
     """
     offsets, size = _weight_offsets(program, packer)
     key = _cache_key(model_info, program, packer, offsets)
@@ -120,7 +120,7 @@ def load_packed(
         else:
             checkpoint = open_head(Path(model_info.path), Path(target.path), allow_pickle)
         _pack(checkpoint, program, packer, memory, offsets, threads, progress)
-        # Else other weights would be kept under this name.
+        # Checked before storing: files that changed meanwhile must not be cached under this digest.
         for each in (model_info, target):
             if each is not None:
                 check_unchanged(each.path, each.digest)
@@ -151,7 +151,7 @@ def _weight_offsets(program: Program, packer: Packer) -> tuple[list[int], int]:
 def _cache_key(model_info: ModelInfo, program: Program, packer: Packer, offsets: list[int]) -> dict[str, Any]:
     return {
         "model": model_info.digest,
-        # The operations too: what is balanced before it is rounded (balance.py) depends on who reads what.
+        # Operations included: which channels are balanced (outlier_channels.py) depends on which operations read a norm.
         "program": program.digest(),
         "packing": packer.version,
         "loading": LOADING_VERSION,
@@ -169,12 +169,12 @@ def _pack(
     progress: Progress,
 ) -> None:
     try:
-        # Everything that is missing or misshapen is found before the long part begins.
+        # All tensors are checked before the long work begins.
         for weight in program.weights:
             for source in weight.sources:
                 checkpoint.check(source)
         with ThreadPoolExecutor(max(1, threads)) as pool:
-            # A checkpoint that comes quantised keeps its numbers: nothing is rounded that balancing could help.
+            # A quantised checkpoint is not rounded again, so balancing would be of no use.
             factors = _balance(checkpoint, program, pool) if checkpoint.quantisation is None else {}
             for index, (weight, offset) in enumerate(zip(program.weights, offsets, strict=True)):
                 _pack_weight(checkpoint, weight, memory.address + offset, packer, pool, factors.get(index))
@@ -184,7 +184,7 @@ def _pack(
 
 
 def _balance(checkpoint: Checkpoint, program: Program, pool: ThreadPoolExecutor) -> dict[int, Float32Array]:
-    """By weight: what the columns of a matrix, or the elements of a norm's vectors, are to be multiplied by."""
+    """By weight: the factors of a matrix's columns, or of the elements of a norm's vectors."""
     found: dict[int, Float32Array] = {}
     for group in norm_groups(program):
         gain = _vector(checkpoint, program.weights[group.vectors[0]])
@@ -202,10 +202,10 @@ def _column_maxima(checkpoint: Checkpoint, weight: Weight, pool: ThreadPoolExecu
 
         def greatest(chunk: tuple[int, int], source: Tensor = source) -> Float32Array:
             rows = checkpoint.rows(source, *chunk)
-            # Without their sign, bf16 numbers are ordered as their bits are.
+            # The bits of non-negative bf16 numbers are ordered like the numbers.
             return _to_float32((rows & 0x7FFF).max(axis=0) if rows.dtype == np.uint16 else np.abs(rows).max(axis=0))
 
-        # A value that is not a number is found, and named, when it is packed.
+        # fmax ignores NaN, which is reported when it is packed.
         maxima = np.fmax(maxima, np.fmax.reduce(list(pool.map(greatest, chunks))))
     return maxima
 
@@ -235,7 +235,7 @@ def _pack_weight(
             row += source.count
             checkpoint.done(source)
             continue
-        # Rows of gate and up lie in tiles of their own, whatever their number.
+        # In a gated weight, gate and up each begin at a tile.
         first_of_tiles = row if weight.gated else 0
         for run in _runs(source):
 
@@ -268,8 +268,8 @@ def _codes(checkpoint: Checkpoint, source: Tensor, start: int, stop: int) -> Qua
 
 
 def _order(checkpoint: Checkpoint, weight: Weight) -> NDArray[np.int32]:
-    """All matrices of a weight have the same, or they would not be stacked. Beside experts with an order there may be some
-    whose columns come in their own."""
+    """The order of a weight's columns. All matrices of a weight have the same, or they would not be stacked; some experts
+    may have none, beside others that have one."""
     matrix = checkpoint.matrix(weight.sources[0])
     if matrix is None:
         raise ModelError(f'the columns of "{weight.sources[0].name}" have no order any more: the checkpoint has changed')
@@ -278,14 +278,15 @@ def _order(checkpoint: Checkpoint, weight: Weight) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Neighbouring rows of a tensor, in their own order or in ``order``: place by place the row that is wanted there."""
+    """Consecutive rows ``start`` to ``stop`` of a tensor; with ``order``, position i takes row order[i]."""
 
     start: int
     stop: int
     order: NDArray[np.int64] | None = None
 
     def reading(self, start: int, stop: int) -> tuple[int, int, NDArray[np.int64] | None]:
-        """For the places ``start`` to ``stop``: the rows to read, and which of them in which order (None: all)."""
+        """For positions ``start`` to ``stop``: the range of rows to read, and the indices within it (None: all in
+        order)."""
         if self.order is None:
             return start, stop, None
         wanted = self.order[start - self.start : stop - self.start]
@@ -294,7 +295,7 @@ class _Run:
 
 
 def _runs(source: Tensor) -> list[_Run]:
-    """The ranges that are taken; single rows that are neighbours in another order (rope of pairs) as one run."""
+    """The source's ranges; single rows that are a permutation of consecutive ones (interleaved rope) become one run."""
     ranges = source.ranges
     if all(stop - start > 1 for start, stop in ranges):
         return [_Run(start, stop) for start, stop in ranges]
@@ -306,7 +307,7 @@ def _runs(source: Tensor) -> list[_Run]:
 
 
 def _chunks(start: int, stop: int, packed_row: int, source: Tensor) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that together are ``start`` to ``stop`` and end where a tile ends."""
+    """Divide rows ``start`` to ``stop`` into chunks that end at tiles."""
     rows = max(TILE_ROWS, CHUNK_BYTES // (4 * source.shape[1]) // TILE_ROWS * TILE_ROWS)
     end = start + rows - packed_row % TILE_ROWS
     while start < stop:

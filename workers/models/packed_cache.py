@@ -1,10 +1,10 @@
 """Packed weights on disk, so that a model is packed once a machine.
 
-A file is one page-aligned image of the packed memory behind a header with its key and a checksum of every piece. It is
-written beside its place and moved there, and whatever is wrong with one found is a reason to pack again, never an error.
+A file is a header, with its key and a checksum of every piece, and a page-aligned image of the packed memory. It is written
+under another name and renamed. A file that is damaged or does not match is never an error: the model is packed again.
 
-All files together are bounded (OUTRIDER_CACHE_GB): what was used longest ago gives way. A file's time of change is when it
-was last used, since file systems seldom keep the time of reading.
+All files together are bounded (OUTRIDER_CACHE_GB), and the least recently used are removed. A file's mtime is set whenever
+it is used, since file systems seldom record reads.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PAGE = 4096
 PIECE_BYTES = 16 << 20
 LONGEST_HEADER = 16 << 20
 WRITE_MARGIN = 1 << 30
-# Of the file system, where OUTRIDER_CACHE_GB says nothing.
+# The share of the file system that the cache may take without OUTRIDER_CACHE_GB.
 DEFAULT_SHARE = 0.1
-# A partial file of that age was left by a process that was killed.
+# A partial file of this age was left by a killed process.
 STALE_SECONDS = 24 * 3600
 
-# Where nothing can be written, nor anybody have left anything.
+# A folder that cannot exist, for users without a home directory.
 NOWHERE = Path(os.devnull) / "outrider"
 
 Progress = Callable[[int, int], None]
@@ -52,14 +52,15 @@ def cache_directory() -> Path:
         if chosen:
             return Path(chosen).expanduser()
         return (Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache") / "outrider"
-    except RuntimeError as error:  # a home that nobody has
+    except RuntimeError as error:  # no home directory
         if chosen:
             raise UsageError(f'OUTRIDER_CACHE="{chosen}" names no folder: {error}') from None
         return NOWHERE
 
 
 def make_directory(directory: Path) -> None:
-    """A directory of the cache. The user's own is for nobody else; one that was chosen may be shared on purpose."""
+    """Make a directory of the cache: private in the user's own cache, with the umask under OUTRIDER_CACHE, which may be
+    shared."""
     if os.environ.get("OUTRIDER_CACHE"):
         directory.mkdir(parents=True, exist_ok=True)
         return
@@ -85,9 +86,9 @@ def cache_limit(directory: Path) -> int:
 
 
 def make_room(directory: Path, needed: int) -> None:
-    """Delete what was used longest ago until ``needed`` more bytes fit both the limit and the disk; OSError if they cannot.
+    """Remove the least recently used files until ``needed`` bytes fit the limit and the disk; OSError if they cannot.
 
-    A file that another process is reading stays readable for it.
+    A process that is reading a removed file can go on.
     """
     limit = cache_limit(directory)
     if needed > limit:
@@ -109,7 +110,7 @@ def make_room(directory: Path, needed: int) -> None:
 
 
 def _last_use(file: Path) -> tuple[float, int]:
-    """When it was last used, and its bytes; of a file that has just gone, now and none."""
+    """(time of last use, bytes); of a file that has just been removed, (now, 0)."""
     try:
         state = file.stat()
     except FileNotFoundError:
@@ -118,7 +119,7 @@ def _last_use(file: Path) -> tuple[float, int]:
 
 
 def load(file: Path, key: dict[str, Any], memory: memoryview, threads: int, progress: Progress) -> None:
-    """Fill the memory from the file. CacheUnusable where it is damaged, or another model's; the memory is then spoilt."""
+    """Fill the memory from the file. CacheUnusable where it is damaged or has another key; the memory is then undefined."""
     with file.open("rb") as stream:
         header, start = _read_header(stream.read(PAGE + LONGEST_HEADER), file)
         if header.get("key") != key:
@@ -146,7 +147,7 @@ def load(file: Path, key: dict[str, Any], memory: memoryview, threads: int, prog
     try:
         os.utime(file)
     except OSError:
-        # A cache that may be read but not written still serves; it has no owner here to bound it.
+        # A read-only cache is used without marking the file.
         return
 
 
@@ -164,7 +165,7 @@ def _read_header(beginning: bytes, file: Path) -> tuple[dict[str, Any], int]:
 
 
 def store(file: Path, key: dict[str, Any], memory: memoryview, threads: int) -> None:
-    """Write the file, whole or not at all; an OSError where that is not possible."""
+    """Write the file atomically; an OSError where that fails."""
     make_directory(file.parent)
     make_room(file.parent, len(memory))
     pieces = [memory[start : start + PIECE_BYTES] for start in range(0, len(memory), PIECE_BYTES)]
@@ -172,7 +173,7 @@ def store(file: Path, key: dict[str, Any], memory: memoryview, threads: int) -> 
         sums = list(pool.map(zlib.crc32, pieces))
     text = json.dumps({"key": key, "bytes": len(memory), "checksums": sums}).encode()
     header = MAGIC + struct.pack("<Q", len(text)) + text + hashlib.sha256(text).digest()
-    # Containers that share a cache may have processes of the same number.
+    # Containers that share a cache may have processes with equal pids.
     partial = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as stream:

@@ -1,6 +1,6 @@
-"""What the driver needs to know of models and prompts, as functions for a process of its own.
+"""The functions of the tokenizer process: models are checked, prompts encoded, constraints compiled.
 
-The driver loads neither transformers nor torch. So these run in a helper process that ends before the job begins.
+The driver loads neither transformers nor torch, so it calls these in a process of their own.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from outrider.workers.models.tokenizer import (
 from outrider.workers.models.tool_detection import conversation_tried, form_of, tools_tried
 
 NO_TOKENS = "the prompt has no tokens"
-# Of each model's files, by its path, when it was last prepared here.
+# The digest of each model's files when it was last prepared in this process, by its path.
 _digests: dict[str, str] = {}
 ENCODING_SECONDS, CHARACTERS_A_SECOND = 10.0, 100_000
-# Of the processor, for one schema. The library gives up within a second or two by itself.
+# CPU time for compiling one schema. llguidance's own limits take effect within a second or two.
 COMPILING_SECONDS = 10.0
-# Many families are Llamas with tokens of their own, which their number tells apart. CodeLlama has Llama 2's and 16 more.
+# Usual drafts for the family "llama" by the size of the vocabulary, which tells its tokenizers apart. (CodeLlama has Llama
+# 2's tokens and 16 more.)
 LLAMA_DRAFTS = {
     32000: "JackFram/llama-160m",
     32016: "amd/AMD-Llama-135m-code",
@@ -53,7 +54,7 @@ LLAMA_DRAFTS = {
 
 
 def choose_draft(target: ModelInfo) -> str:
-    """The draft that is known to go with a target."""
+    """The usual draft for a target; LOOKUP where none is known."""
     if target.name == POCKET:
         return POCKET_DRAFT
     known = {
@@ -83,10 +84,10 @@ def prepare_pair(
     loading: Callable[[str], None] = lambda path: None,
     by_headers: bool = False,
 ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
-    """What is known of the target and of the draft (None: no model), the draft's name, and what to tell the user.
+    """The target's and the draft's info (None: no model), the draft's name, and notes for the user.
 
-    ``tell`` hears of weights that take long to be read, and how many bytes they are; ``loading`` of each tokenizer before
-    it is tried, since a bad one may be the end of this process. ``by_headers`` is for a plan, as in ``read_model_info``.
+    ``tell`` is called with the bytes of weights that take long to read; ``loading`` with a model's path before its
+    tokenizer is loaded, since a bad one may end this process. ``by_headers`` is for a plan, as in ``read_model_info``.
     """
     draft_name, beside = split_draft(draft_name)
     target = read_model_info(target_name, tell, by_headers)
@@ -96,7 +97,7 @@ def prepare_pair(
     load_tokenizer(target.path)
     notes = []
     if draft_name == AUTO and not beside:
-        # What texts repeat costs nothing to find.
+        # Candidates found in texts cost nothing, so auto includes them.
         if (reason := why_unusable()) is None:
             beside = f"+{SUFFIX}"
         else:
@@ -109,9 +110,9 @@ def prepare_pair(
     if SUFFIX in (wanted, kind) and (reason := why_unusable()) is not None:
         raise ModelError(f"--draft suffix cannot be used: {reason}; --draft lookup can")
     if wanted in (LOOKUP, SUFFIX, NONE):
-        # A draft that turns out to be a lookup of the row's own text adds nothing to suffixes, which have that too.
+        # Lookup as the usual draft adds nothing to suffixes, which search the row's own text as well.
         name = kind if beside else wanted
-        if usual_alone:  # with auto, texts are half of what is asked for
+        if usual_alone:  # (auto asks for texts as well, so it needs no note)
             notes.append(f"no usual draft is known for {target.name}, proposing by {name} instead")
         return target, None, name, notes
     try:
@@ -133,7 +134,7 @@ def prepare_pair(
 
 
 def _forget_others(model: ModelInfo) -> None:
-    """Where the process that asks stays, a model's files may be others than when its tokenizer was loaded."""
+    """Clear the caches if a model's files have changed since they were loaded (the process of a server runs for long)."""
     if _digests.setdefault(model.path, model.digest) != model.digest:
         _digests[model.path] = model.digest
         for known in (load_tokenizer, _for_grammars, tool_form):
@@ -154,7 +155,7 @@ def prepare_scoring(
     tell: Callable[[int], None] = lambda size: None,
     loading: Callable[[str], None] = lambda path: None,
 ) -> tuple[ModelInfo, ModelInfo | None]:
-    """The card of a model whose text is to be scored, and of the one that it is held against."""
+    """The info of a model that scores text, and of the one that it is compared with."""
     model = read_model_info(name, tell)
     _refuse_head(model)
     loading(model.path)
@@ -169,9 +170,9 @@ def prepare_scoring(
 
 
 def encode(path: str, prompts: list[Any], continued: bool = False) -> list[tuple[int, ...] | str]:
-    """Token ids for each prompt (a text, messages, or these with options and tools), or the sentence why there are none.
+    """Token ids for each prompt (a text, messages, or messages with options and tools), or a sentence why there are none.
 
-    Texts that go on with one that has begun (``continued``) get no tokens that stand at the beginning of one.
+    ``continued`` texts get no special tokens of a text's beginning.
     """
     texts = iter(_encode_texts(path, [prompt for prompt in prompts if isinstance(prompt, str)], continued))
     chats = iter(_encode_chats(path, [prompt for prompt in prompts if not isinstance(prompt, str)]))
@@ -191,7 +192,7 @@ def compile_constraints(path: str, vocabulary: int, end: int, constraints: list[
             compiled.append(("", str(error)))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a schema is whatever a stranger has written; a panic in Rust is no Exception
+        except BaseException as error:  # a schema may be anything; a panic in Rust is no Exception
             compiled.append(("", f"it cannot be compiled: {shortened(error)}"))
     return compiled
 
@@ -204,14 +205,15 @@ def _for_grammars(path: str, vocabulary: int, end: int) -> LLTokenizer:
 
 
 def decode(path: str, answer: tuple[int, ...], shown: tuple[int, ...] = (), prompt: tuple[int, ...] = ()) -> str:
-    """The text of an answer's tokens behind a prompt's, with the special tokens that are ``shown``."""
+    """The text of an answer's tokens after a prompt's, with the special tokens that are ``shown``."""
     tokenizer = load_tokenizer(path)
     with limited(ENCODING_SECONDS):
         return text_after(prompt, answer, lambda tokens: tokenizer.decode(tokens, shown))
 
 
 def reasoning_tags(path: str) -> ReasoningTags | None:
-    """None also where the template cannot be read, or the tokenizer refuses the tags: rows that need either say so."""
+    """The tags around a model's thoughts. None also where the template or the tokenizer fails: rows that need them report
+    it."""
     tokenizer = with_template(path)
     with limited(ENCODING_SECONDS):
         try:
@@ -224,11 +226,11 @@ def reasoning_tags(path: str) -> ReasoningTags | None:
 
 @lru_cache(maxsize=2)
 def tool_form(path: str) -> ToolForm | None:
-    """How the chat template writes calls of tools; None where it writes none, or in no form that is known."""
+    """The form in which the chat template writes tool calls; None where it writes none, or in an unknown form."""
     tokenizer = with_template(path)
     if not tokenizer.chats:
         return None
-    # A template may know one call in an answer, and refuse two.
+    # Some templates support one call in a message only, and refuse two.
     tried = [conversation_tried(1), conversation_tried(2)]
     try:
         rendered = render_all(lambda each: tokenizer.render(each, None, tools_tried()), tried, path)
@@ -255,7 +257,7 @@ def _encode_texts(path: str, texts: list[str], continued: bool) -> list[tuple[in
             return [tuple(ids) or NO_TOKENS for ids in every]
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # one of them is at fault, and only that one fails; a panic in Rust is no Exception
+        except BaseException:  # one by one, so that only the bad text fails; a panic in Rust is no Exception
             return [_tokens(one, text, NO_TOKENS) for text in texts]
 
 
@@ -264,7 +266,7 @@ def _too_long(text: str) -> str:
 
 
 def _seconds_for(texts: list[str]) -> float:
-    """Of the processor: ten times what the slowest tokenizers take."""
+    """CPU time for encoding: ten times that of the slowest tokenizers."""
     return ENCODING_SECONDS + sum(map(len, texts)) / CHARACTERS_A_SECOND
 
 
@@ -277,7 +279,7 @@ def _encode_chats(path: str, conversations: list[Any]) -> list[tuple[int, ...] |
         return [none] * len(conversations)
 
     def render(conversation: Any) -> str:
-        """A list of messages, or these beside options for the template and tools."""
+        """A conversation is a list of messages, or a dictionary of messages, options for the template, and tools."""
         whole = conversation if isinstance(conversation, dict) else {"messages": conversation}
         messages, options, tools = whole["messages"], whole.get("options", {}), whole.get("tools", ())
         refuse_unknown(tokenizer.template_variables(bool(tools)) if options else frozenset(), options)

@@ -1,9 +1,10 @@
-"""How a model can be run rightly by transformers, found out on a small twin of it.
+"""Finds the best way in which the hf engine computes a model exactly as transformers' ``generate``, by trials on a small
+twin.
 
-The twin (``workers/models/twins.py``) writes a few texts by transformers' own ``generate``: shorter and longer than each of
-its windows, chunks and switches of rope, and across them. Then each way of running it has to give the same scores along
-these texts: rows of different lengths in one pass, prompts in pieces, candidates that hold and others that are taken back,
-forks. The first way that does is the model's. What a real model weighs plays no part: a twin has some ten thousand weights.
+The twin (``workers/models/twins.py``) has the model's class and features, and some ten thousand weights. ``generate``
+writes a few texts with it: shorter and longer than its windows, chunks and switches of rope, and across them. Then each way
+has to give the same logits along these texts: with rows of different lengths in one pass, prompts in pieces, candidates
+that are accepted and rejected, and forks. The first way that does is used.
 """
 
 from __future__ import annotations
@@ -30,20 +31,22 @@ from outrider.workers.models.headers import quoted
 from outrider.workers.models.quantisation_libraries import ELSEWHERE, NATIVE, NEEDS, Needs
 from outrider.workers.models.twins import NEAR, VOCABULARY, build_twin, twin_config
 
-# Prompts below every limit of a twin, up to just below its longest (they cross it as they are written), and beyond all.
+# The lengths of prompts: below every limit of a twin; just below the largest limit, which the text then crosses; beyond
+# all.
 PROMPTS = (3, NEAR.switch - 4, NEAR.switch + 13)
 WRITTEN = 10
-# How far scores may lie apart, relative to the largest: rounding in float32, no more. What is not honoured shows in tenths.
+# The largest difference of logits, relative to the largest one: float32 rounding. A feature that is ignored shows in
+# tenths.
 TOLERANCE = 2e-3
-# One candidate that holds, one that does not, and so on: how many of each in the rounds to come.
+# (accepted, rejected) candidates of a row in successive rounds.
 ROUNDS = ((0, 0), (0, 2), (2, 1), (1, 1), (0, 1), (3, 0))
 
-# bitsandbytes' own, where a configuration does not say.
+# The default of bitsandbytes.
 LLM_INT8_THRESHOLD = 6.0
 
-# The longest row that is tried.
+# The longest row of the trials.
 CONTEXT = PROMPTS[-1] + WRITTEN + 8
-LONGEST_SAID = 160
+LONGEST_ERROR = 160
 
 logger = logging.getLogger(__name__)
 Engine = HfEngine | HfRowEngine
@@ -51,7 +54,7 @@ Engine = HfEngine | HfRowEngine
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt, what transformers wrote behind it, and the scores after the prompt and after each written token but one."""
+    """A prompt, the tokens that transformers wrote after it, and the logits by which each of these was chosen."""
 
     prompt: list[int]
     written: list[int]
@@ -61,8 +64,8 @@ class Text:
 def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True, pooled: str = "") -> Way:
     """The best way to run models of this configuration that gives transformers' own texts; a ModelError where none does.
 
-    Without ``ragged`` only those that run one row at a time. ``pooled`` says why a token's scores depend on the others of
-    its pass, where that is known of the model itself.
+    Without ``ragged`` only ways with one row at a time are tried. ``pooled`` says why a token's logits depend on the other
+    tokens of its pass, if that is known of the model itself.
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
@@ -70,7 +73,7 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True, 
             "one that also sees or hears, or no language model at all"
         )
     _check_quantised(config)
-    # A twin is not quantised, so that no trial on it would show this.
+    # Twins are not quantised, so their trials cannot show this.
     pooled = pooled or _pooled(config)
     try:
         model = build_twin(twin_config(config), fused=fused)
@@ -102,7 +105,7 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True, 
 
 
 def _check_quantised(config: PretrainedConfig) -> None:
-    """Refuse a way of quantising that transformers does not know: it loads such weights as if they were plain."""
+    """Refuse a quantisation that transformers does not know, since it would load the codes as plain weights."""
     stated = _quantisation(config)
     if "quant_method" in stated and not AutoHfQuantizer.supports_quant_method(stated):
         method = stated["quant_method"]
@@ -116,13 +119,13 @@ def _check_quantised(config: PretrainedConfig) -> None:
 
 def _quantisation(config: PretrainedConfig) -> dict[str, Any]:
     stated = getattr(config, KEY, None) or getattr(config.get_text_config(decoder=True), KEY, None)
-    # Of a model that is loaded it is no dictionary any more.
+    # (In the configuration of a loaded model it is an object of another class.)
     return stated if isinstance(stated, dict) else {}
 
 
 def _pooled(config: PretrainedConfig) -> str:
-    """Why a token's scores depend on the other tokens of its pass, as far as the configuration tells before any weight is
-    read; of the model itself ``library_weights`` finds it out."""
+    """Why a token's logits depend on the other tokens of its pass, as far as the configuration tells ("": unknown).
+    ``library_weights`` tries the loaded model."""
     stated = _quantisation(config)
     if stated.get("quant_method") == "bitsandbytes" and (stated.get("load_in_8bit") or stated.get("_load_in_8bit")):
         # A column is computed in fp16 instead of int8 as soon as one token of the pass exceeds the threshold in it.
@@ -138,7 +141,8 @@ def _pooled(config: PretrainedConfig) -> str:
 
 @torch.inference_mode()
 def special(model: PreTrainedModel) -> str | None:
-    """What a model remembers of a row beside keys and values, or does with them that no mask can say; None for neither."""
+    """A feature that the ragged path cannot compute: a state beside keys and values, or attention that no mask
+    describes."""
     text = model.config.get_text_config(decoder=True)
     outputs = model(input_ids=torch.tensor([prompt_of(5)]), use_cache=True)
     layers = getattr(next(filter(None, (getattr(outputs, name, None) for name in CACHE_NAMES)), None), "layers", [])
@@ -156,15 +160,15 @@ def special(model: PreTrainedModel) -> str | None:
 
 
 def said(error: Exception) -> str:
-    """What a foreign exception says, in a line. Of configurations that check themselves it is the second."""
+    """One line of a foreign exception: the first, or the last of a ValidationError."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     wrapped = "ValidationError" in type(error).__name__
     text = lines[-1 if wrapped else 0] if lines else type(error).__name__
-    return text if len(text) <= LONGEST_SAID else f"{text[:LONGEST_SAID]}…"
+    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}…"
 
 
 def prompt_of(length: int) -> list[int]:
-    """Tokens without a pattern that a model could repeat. Small ids have meanings of their own in some."""
+    """Tokens without a pattern that a model could repeat, and without small ids, which are special in some models."""
     return [7 + (length * 31 + index * index * 17 + index * 5) % (VOCABULARY - 8) for index in range(length)]
 
 
@@ -202,23 +206,23 @@ def close(scores: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _differs(open_engine: Callable[[], Engine], texts: Sequence[Text]) -> str | None:
-    """Why an engine does not give the texts; None where it does."""
+    """Why an engine's logits differ from those of the texts; None where they agree."""
     try:
         engine = open_engine()
-        if not same_in_company(engine, texts):
+        if not agrees_in_shared_passes(engine, texts):
             return "rows that share a pass change one another" if isinstance(engine, HfEngine) else "its scores differ"
-        if engine.forks and not same_after_a_fork(engine, texts[-1]):
+        if engine.forks and not agrees_after_a_fork(engine, texts[-1]):
             return "a fork does not go on as its source"
     except NotHonoured as error:
         return f"its attention asks for {error}"
-    except Exception as error:  # models' own code meets what it does not expect
+    except Exception as error:  # a model's own code may fail in any way
         logger.info("a way to run a model fails", exc_info=True)
         return f"transformers fails at it ({type(error).__name__}: {said(error)})"
     return None
 
 
-def same_in_company(engine: Engine, texts: Sequence[Text]) -> bool:
-    """All texts at once: prompts in two pieces, then rounds of candidates, of which some are taken back."""
+def agrees_in_shared_passes(engine: Engine, texts: Sequence[Text]) -> bool:
+    """Whether logits agree with all texts in the same passes: prompts in two pieces, then rounds with wrong candidates."""
     for row, text in enumerate(texts):
         engine.open(row, Sampling(), len(text.prompt))
     try:
@@ -252,13 +256,13 @@ def same_in_company(engine: Engine, texts: Sequence[Text]) -> bool:
 
 
 def _rounds(rows: int) -> Iterator[tuple[list[int], list[int]]]:
-    """For each round, how many candidates of each row hold and how many behind them do not."""
+    """For each round, the number of right candidates of each row, and of wrong ones after them."""
     for number in range(WRITTEN):
         chosen = [ROUNDS[(number + row) % len(ROUNDS)] for row in range(rows)]
         yield [held for held, _ in chosen], [wrong for _, wrong in chosen]
 
 
-def same_after_a_fork(engine: Engine, text: Text) -> bool:
+def agrees_after_a_fork(engine: Engine, text: Text) -> bool:
     half = len(text.prompt) // 2
     engine.open(0, Sampling(), len(text.prompt))
     engine.feed([Feed(0, text.prompt, 0)])

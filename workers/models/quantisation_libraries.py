@@ -1,6 +1,6 @@
-"""What transformers needs to run each way of quantising that it knows, and the sentence where that is not there.
+"""What transformers needs for each quantisation method that it knows, and the error where that is missing.
 
-Without it a checkpoint fails in the middle of loading, in the words of whichever library noticed.
+Without this check a checkpoint would fail in the middle of loading, with the message of whichever library noticed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ NATIVE = "the native engine reads it, of its own families: leave out --engine hf
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """``modules`` are imported, ``install`` is what pip installs for them; ``devices``: where it runs, empty for all.
+    """``modules`` must be importable, ``install`` are the arguments of pip install; ``devices`` on which it runs (empty:
+    all).
 
-    ``compiled``: transformers has torch compile a part of it as it runs. ``never``: why transformers never runs it, and
-    ``native``: that the native engine does.
+    ``compiled``: torch compiles a part of it at run time. ``never``: why transformers cannot run it. ``native``: the native
+    engine reads it.
     """
 
     modules: tuple[str, ...] = ()
@@ -39,11 +40,11 @@ class Needs:
 
 
 GPU = ("cuda",)
-# transformers fetches their kernels from the model hub: compiled code, which would run here.
+# For methods whose kernels transformers downloads from the model hub as compiled code.
 FETCHED = "runs by kernels that are fetched from the model hub as code, which outrider never runs"
 NEEDS: dict[str, Needs] = {
     "aqlm": Needs(("aqlm", "accelerate"), "'aqlm[cpu]' accelerate"),
-    # Most of its files need the kernels for CPUs too, which the library itself only names in a warning.
+    # Most files also need auto-round-lib, the CPU kernels, which the library names only in a warning.
     "auto-round": Needs(("auto_round",), "auto-round auto-round-lib"),
     "awq": Needs(("gptqmodel", "accelerate"), "gptqmodel accelerate"),
     "bitnet": Needs(("accelerate",), "accelerate", compiled=True),
@@ -91,7 +92,7 @@ def check_library(config: Mapping[str, Any], source: str, device: str | None) ->
         raise ModelError(f'{source}: {KEY} has no "quant_method", so that nothing says how its weights are stored')
     needs = NEEDS.get(method) if isinstance(method, str) else None
     if needs is None:
-        # Whether this release of transformers knows it is asked where the model is tried (probe.py).
+        # An unknown method: probe.py asks this release of transformers.
         return
     what = f'{source}: the quantisation "{method}" ({KEY}, "quant_method")'
     if needs.never:
@@ -103,7 +104,7 @@ def check_library(config: Mapping[str, Any], source: str, device: str | None) ->
     if missing:
         are = "is" if len(missing) == 1 else "are"
         raise ModelError(f"{what} needs {' and '.join(missing)}, which {are} not installed: pip install {needs.install}")
-    # Where torch looks for it.
+    # torch uses $CXX, or g++.
     if needs.compiled and shutil.which(compiler := os.environ.get("CXX") or "g++") is None:
         raise ModelError(
             f"{what} is compiled as it runs, and there is no {compiler}: install g++, or name a compiler in CXX"
@@ -111,7 +112,7 @@ def check_library(config: Mapping[str, Any], source: str, device: str | None) ->
 
 
 def installed_by(config: Mapping[str, Any], module: str) -> str:
-    """What pip installs where a module is missing: what the quantisation needs brings its own, else the module's name."""
+    """The arguments of pip install for a missing module: those of the quantisation method, or else the module's name."""
     stated = _stated(config)
     method = _method(stated) if isinstance(stated, dict) else None
     needs = NEEDS.get(method, Needs()) if isinstance(method, str) else Needs()
@@ -119,7 +120,7 @@ def installed_by(config: Mapping[str, Any], module: str) -> str:
 
 
 def is_compiled(config: Mapping[str, Any]) -> bool:
-    """Whether torch compiles a part of what the quantisation does."""
+    """Whether torch compiles a part of the quantisation method."""
     stated = _stated(config)
     method = _method(stated) if isinstance(stated, dict) else None
     return isinstance(method, str) and NEEDS.get(method, Needs()).compiled

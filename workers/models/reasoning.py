@@ -1,7 +1,7 @@
-"""A model's thoughts apart from its answer, where its chat template tells them apart: by tags, or by channels.
+"""Separates a model's thoughts from its answer, by the tags or channels of its chat template.
 
 gpt-oss writes messages, each with its channel: ``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final
-<|message|>…``. These marks are special tokens, which such an answer's text has.
+<|message|>…``. These marks are special tokens, which are kept in the text of such an answer.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 OPENING_TAG, CLOSING_TAG = "<think>", "</think>"
 CHANNEL, MESSAGE, MESSAGE_END, START = CHANNEL_MARKS = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
-# What a template that knows channels writes of an earlier answer.
+# How a template with channels writes the thoughts of an earlier answer; its presence identifies such a template.
 THOUGHTS = f"{CHANNEL}analysis{MESSAGE}"
 HEADER = re.compile(f"\\s*(?:{re.escape(START)}[^<]*)?{re.escape(CHANNEL)}([^<]*){re.escape(MESSAGE)}")
-# For the user, unless they are said to somebody: "commentary to=functions.find".
+# Channels for the user. (A channel with a recipient, "commentary to=functions.find", is not for the user.)
 SPOKEN = frozenset({"final", "commentary"})
 # So many tokens may follow the tag at the end of a prompt: line feeds.
-MOST_BEHIND = 2
+MOST_AFTER_TAG = 2
 
 
 class ReasoningTags(NamedTuple):
-    """What stands around the thoughts: as text, and how the opening tag is told at a prompt's end.
+    """The text before and after thoughts, and the tokens of the opening tag, to find it at the end of a prompt.
 
-    ``shown`` are the marks that are special tokens. With channels, the two are what stands around a channel's name.
+    ``shown`` are the marks that are special tokens. With channels, the two texts are those around a channel's name.
     """
 
     opening: str
@@ -39,18 +39,18 @@ class Split(NamedTuple):
 
 
 def prompt_ends_inside(tags: ReasoningTags, prompt: Sequence[int]) -> bool:
-    """Whether the template has opened the thoughts itself, so that the answer begins amid them."""
+    """Whether the prompt ends with the opening tag, so that the answer begins within the thoughts."""
     length = len(tags.opening_tokens)
     return any(
         tuple(prompt[len(prompt) - length - behind : len(prompt) - behind]) == tags.opening_tokens
-        for behind in range(min(MOST_BEHIND, len(prompt) - length) + 1)
+        for behind in range(min(MOST_AFTER_TAG, len(prompt) - length) + 1)
     )
 
 
 def split(text: str, opening: str, closing: str, inside: bool) -> Split:
-    """As chat templates themselves do with earlier answers: the line feeds around the tags belong to neither part.
+    """Split as chat templates do with earlier answers: line feeds around the tags belong to neither part.
 
-    Thoughts that were cut off leave no content.
+    If the thoughts are unfinished, the content is empty.
     """
     begun = text.lstrip()
     if opening == CHANNEL:
@@ -64,7 +64,7 @@ def split(text: str, opening: str, closing: str, inside: bool) -> Split:
 
 
 def _split_by_channels(text: str) -> Split:
-    """Nothing is told of a message whose channel is still being written."""
+    """Messages by their channels. A message whose header is incomplete is left out."""
     thoughts, spoken = list[str](), list[str]()
     at = 0
     while header := HEADER.match(text, at):

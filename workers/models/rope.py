@@ -1,7 +1,7 @@
-"""Rotary frequencies and their scalings, as transformers computes them.
+"""Rotary frequencies and their scalings, bit for bit as transformers computes them.
 
-Every step rounds to float32 where transformers does, so that the frequencies come out as the same numbers; powers and
-logarithms go through our own arithmetic, because the system's give other last bits on other machines.
+Every step rounds to float32 where transformers does. Powers and logarithms use ``kernels/arithmetic.py``, because the last
+bits of the system's functions differ between machines.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Float32Array = NDArray[np.float32]
 ONE = np.float32(1.0)
 LONG, PROPORTIONAL = "longrope", "proportional"
 GREATER_THAN_0 = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
-# Those of a part of a head that are computed as those of a whole one are.
+# Rope types that may rotate only a part of each head.
 WITH_PART = ("default", "linear", "dynamic", LONG)
 KNOWN = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
     "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
-    # Of GGUF, which has worked out what each frequency is divided by.
+    # GGUF: the divisor of each frequency is stored.
     "factors": frozenset({"factors"}),
     LONG: frozenset({"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"}),
     PROPORTIONAL: frozenset({"factor"}),
@@ -66,13 +66,12 @@ def read_rope(
     usual: Mapping[str, Any] | None = None,
     passed_over: Collection[str] = (),
 ) -> Rope:
-    """From ``rope_parameters``, or from the older ``rope_theta`` beside ``rope_scaling``.
+    """Read ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``.
 
-    ``theta`` is the family's base. ``partial``: of a family that may rotate a part of each head, how large a part where the
-    parameters do not say. ``long_from``: of one that computes a row anew where it grows longer than that (Phi 3).
-    ``fixed_alpha``: of one whose type dynamic may state how far the base is stretched for all rows (Hunyuan).
-    ``base`` is what counts, whatever the parameters say; ``usual``: the parameters where none are stated.
-    ``passed_over`` are parameters that say nothing of rope.
+    ``theta`` is the family's default base. ``partial``: the default share of each head that is rotated, for families that
+    may rotate a part. ``long_from``: the switch of long rope, for families that compute a longer row anew (Phi 3).
+    ``fixed_alpha``: the type "dynamic" may have an ``alpha``, which scales the base for all rows (Hunyuan). ``base``
+    overrides the parameters' base; ``usual`` are the default parameters. ``passed_over`` are keys that are not about rope.
     """
     stated = config.get("rope_parameters")
     scaling = config.get("rope_scaling") or (usual if stated is None else stated) or {}
@@ -86,7 +85,7 @@ def read_rope(
 
 
 def plain_rope(columns: int, theta: float = 10000.0) -> Rope:
-    """Of families that say nothing of rope but how many columns of a head it turns."""
+    """Unscaled rope of so many columns, for families without rope parameters."""
     return _rope(ONE / _power(theta, np.arange(0, columns, 2, dtype=np.float32) / np.float32(columns)))
 
 
@@ -99,12 +98,11 @@ def read_ropes(
     proportional: bool = False,
     partial: float | None = None,
 ) -> dict[str, Rope]:
-    """Of a family whose layers have rope by type: what ``rope_parameters`` say of each, ``rope_scaling`` of full ones.
+    """Rope by type of layer: ``rope_parameters`` has parameters for each type, ``rope_scaling`` those of full attention.
 
-    ``thetas`` are the bases where the parameters do not say, ``usual`` the parameters where none are stated (Gemma 3 and 4,
-    OLMo 3). Heads may have a size by type. ``proportional``: of one that may turn a part of each head by the frequencies
-    that columns have in a whole one. ``partial``: of one whose parameters may say how large a part of each head is turned,
-    and how large it is where they do not.
+    ``thetas`` are the default bases, ``usual`` the default parameters (Gemma 3 and 4, OLMo 3). Heads may have a size by
+    type. ``proportional``: a part of each head may be rotated with the frequencies of a whole head. ``partial``: the
+    default share of each head that is rotated, for families whose parameters may set it.
     """
     config.only("partial_rotary_factor", 1.0)
     stated = _parameters(config, config.get("rope_parameters") or usual or {})
@@ -116,10 +114,10 @@ def read_ropes(
     found = {}
     sizes = head_size if isinstance(head_size, Mapping) else dict.fromkeys(thetas, head_size)
     for kind, size in sizes.items():
-        # A type that "rope_scaling" names in the older way ("type") does not count beside this one.
+        # "rope_type" takes precedence over the older "type" of "rope_scaling".
         parameters = _parameters(config, stated.get(kind) or {"rope_type": "default"})
         if not (parameters | scaling).get("truncate", True):
-            # transformers looks for it beside the types instead, and so truncates.
+            # transformers reads "truncate" at the top level only, and so truncates.
             raise config.unknown('"truncate" in "rope_parameters" by type of layer')
         reading = _Reading(config, size, context, thetas[kind], partial, 0, proportional=proportional)
         found[kind] = reading.rope(parameters | (scaling if kind == "full_attention" else {}), None)
@@ -143,7 +141,7 @@ def _parameters(config: Config, values: object) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What is known beside one set of parameters."""
+    """The context in which one set of parameters is read: the model's sizes, and what the family allows."""
 
     config: Config
     head_size: int
@@ -155,12 +153,12 @@ class _Reading:
     proportional: bool = False
 
     def rope(self, scaling: Mapping[str, Any], original: Any) -> Rope:
-        """``original``: the length that the model was first trained with, where it is stated apart."""
+        """``original``: "original_max_position_embeddings" outside of the parameters; None where it is not there."""
         for key, value in scaling.items():
             if isinstance(value, dict) or key.endswith("_attention"):
                 raise self.config.unknown(f'"rope_parameters" by type of layer ({key!r})')
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
-        # Phi 3's first releases named it so.
+        # The first releases of Phi 3 call long rope "su" or "yarn".
         kind = LONG if self.long_from and kind in ("su", "yarn") else kind
         if kind not in KNOWN or (kind == LONG and not self.long_from) or (kind == PROPORTIONAL and not self.proportional):
             raise self.config.unknown(f"the rope type {kind!r}")
@@ -186,7 +184,7 @@ class _Reading:
                 raise ModelError(f"{self.config.source}: the rope type {kind!r} misstates {key!r}: {parameters[key]!r}")
         wavelengths = _power(theta, np.arange(0, part, 2, dtype=np.float32) / np.float32(part))
         try:
-            with np.errstate(all="ignore"):  # what comes out is looked at below
+            with np.errstate(all="ignore"):  # the results are checked below
                 rope = _scaled(kind, parameters, theta, wavelengths, self.context, turned)
         except (KeyError, TypeError) as error:
             raise ModelError(f"{self.config.source}: the rope type {kind!r} lacks or misstates {error}") from None
@@ -210,7 +208,7 @@ def _scaled(
     kind: str, parameters: Mapping[str, Any], theta: float, wavelengths: Float32Array, context: int, turned: int
 ) -> Rope:
     if kind == PROPORTIONAL:
-        # A head's halves are rotated as a whole, the columns beyond that part by an angle of 0.
+        # All pairs of a head are rotated, those beyond the part by an angle of 0.
         inverse = (ONE / wavelengths) / np.float32(parameters.get("factor", 1.0))
         inverse[turned:] = 0
         return _rope(inverse)
@@ -224,7 +222,7 @@ def _scaled(
         return _llama3(parameters, ONE / wavelengths)
     if kind == "yarn":
         return _yarn(parameters, theta, wavelengths, context)
-    # "dynamic" changes the base only beyond max_position_embeddings, and no row grows beyond that.
+    # "dynamic" changes the base only for rows beyond max_position_embeddings, and there are none.
     return _rope(ONE / wavelengths)
 
 
@@ -236,7 +234,7 @@ def _factors(parameters: Mapping[str, Any], key: str, wavelengths: Float32Array)
 
 
 def _long(parameters: Mapping[str, Any], wavelengths: Float32Array, context: int) -> Rope:
-    """One set of frequencies for rows up to the original length, and one for longer ones."""
+    """Long rope: short frequencies for rows up to the original length, long ones for longer rows."""
     original = int(parameters["original_max_position_embeddings"])
     short, long = (ONE / (_factors(parameters, key, wavelengths) * wavelengths) for key in ("short_factor", "long_factor"))
     factor = float(parameters.get("factor") or context / original)
@@ -249,7 +247,7 @@ def _long(parameters: Mapping[str, Any], wavelengths: Float32Array, context: int
 
 
 def _llama3(parameters: Mapping[str, Any], inverse: Float32Array) -> Rope:
-    """Low frequencies are divided by the factor, high ones kept, those between blended."""
+    """Low frequencies are divided by the factor, high ones kept, those between interpolated."""
     factor = np.float32(parameters["factor"])
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
     original = float(parameters["original_max_position_embeddings"])
@@ -268,7 +266,7 @@ def _yarn(parameters: Mapping[str, Any], theta: float, wavelengths: Float32Array
     pairs = len(wavelengths)
 
     def turning(rotations: float) -> float:
-        """The column at which a wave turns so many times over the original context."""
+        """The column whose wave makes so many rotations over the original context."""
         return 2 * pairs * _log(original / (rotations * 2 * math.pi)) / (2 * _log(theta))
 
     low = turning(float(parameters.get("beta_fast") or 32))
@@ -298,7 +296,7 @@ def _rope(inverse: Float32Array, factor: float = 1.0) -> Rope:
 
 
 def latent_factor(config: Config) -> float:
-    """What DeepSeek's attention multiplies its scores by where yarn has an ``mscale_all_dim``: its factor, squared."""
+    """The factor of DeepSeek's attention scores with yarn's ``mscale_all_dim`` m: (0.1 m log(factor) + 1)²."""
     parameters = _parameters(config, config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind == "default" or not parameters.get("mscale_all_dim"):

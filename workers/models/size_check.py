@@ -1,7 +1,7 @@
-"""Whether a model's weight files can hold what its configuration asks for.
+"""Checks that a model's weight files are large enough for the sizes in its configuration.
 
-A configuration that asks for a billion layers would be obeyed: by whoever builds a model of it, before the first weight is
-missed. These bounds hold for every family, known to us or not, since a weight takes a bit at least.
+A configuration with a billion layers would otherwise be built before the first missing weight is noticed. The bounds hold
+for every family, since a weight takes at least one bit.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 from outrider.workers.errors import ModelError
 from outrider.workers.models.headers import Outline, quoted
 
-# The names under which configurations state a size. Layers may share their weights, but nobody has so many that do.
+# Keys of sizes. Layers may share weights, but no model has so many layers that do.
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MOST_LAYERS_THAT_SHARE = 256
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
-# What is as wide as the model in its other direction.
+# Keys for the number of rows of matrices (or of heads and experts) whose columns are the model's width.
 HEIGHTS = (
     *("vocab_size", "intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "moe_intermediate_size"),
     *("shared_expert_intermediate_size", "num_experts", "num_local_experts", "n_routed_experts", "num_attention_heads"),
     *("n_head", "n_heads", "head_dim", "word_embed_proj_dim", "q_lora_rank", "kv_lora_rank"),
 )
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "multi_query_group_num")
-# Numbers of tokens: what counts them has 32 bits.
+# Keys of lengths in tokens, which must fit into 32 bits.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length", "sliding_window")
 LONGEST = (1 << 31) - 1
 
 
 def check_fits(path: Path, config: Mapping[str, Any], outline: Outline) -> None:
-    """``config`` is the language model's."""
+    """``config`` is that of the language model."""
     source = path / "config.json"
     for key in (*LAYERS, *WIDTHS, *HEIGHTS, *HEADS, *LENGTHS):
         _check_count(source, key, config.get(key))
@@ -56,7 +56,7 @@ def check_fits(path: Path, config: Mapping[str, Any], outline: Outline) -> None:
 
 
 def _check_count(source: Path, key: str, value: object) -> None:
-    """Some families have a list here, one entry a layer, or an empty place."""
+    """A key may also hold a list, with an entry for each layer, or null."""
     if value is None or isinstance(value, list):
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:

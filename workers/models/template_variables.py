@@ -1,4 +1,4 @@
-"""Which variables a chat template asks for."""
+"""The variables that a chat template reads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from jinja2 import Environment, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-# What every template is given, or finds in its surroundings.
+# Variables and functions that transformers passes to every template.
 GIVEN = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "raise_exception", "strftime_now")
 )
 
 
 class Generation(Extension):
-    """``{% generation %}``, by which transformers marks what the model wrote."""
+    """``{% generation %}``, transformers' tag around the model's own text."""
 
     tags = {"generation"}  # noqa: RUF012 (as in its base)
 

@@ -1,8 +1,7 @@
-"""Chat templates, rendered in a process that can be ended.
+"""Renders chat templates in a fork of this process.
 
-A template is a program of the model's author: it may loop for ever, or ask for memory without end. So it runs in a fork
-of this process with limits of memory and of time. Where it meets one, its conversation fails, and the next ones get another
-fork.
+A template is a program of the model's author: it may loop for ever, or take any memory. So the fork has limits of memory
+and time. A conversation that exceeds one fails, and later ones are rendered in another fork.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from typing import Any
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.chat import LeftOutError
 
-# Of the rendering process's own time for one conversation; the usual one takes less than a millisecond.
+# CPU time of the fork for one conversation; a usual one takes less than a millisecond.
 MOST_SECONDS = 1.0
-# Beside that, what it may stand still for, on a machine with other things to do.
+# Wall-clock time for one conversation, on a busy machine.
 MOST_WAITING = 20.0
 MOST_BYTES = 1 << 30
 MOST_CHARACTERS = 10_000_000
-# So often one after the other, and it is the template's fault rather than a conversation's.
+# After so many failed forks in a row the template is refused rather than a conversation.
 MOST_IN_A_ROW = 3
 POLL_SECONDS = 0.25
 
@@ -37,7 +36,7 @@ RenderedChat = tuple[str, str]  # the text, or "" and why there is none
 
 
 def render_all(render: Render, conversations: Sequence[Any], name: str) -> list[RenderedChat]:
-    """Each conversation's text. ``name`` is what the template is called in sentences."""
+    """Each conversation's text. ``name`` is that of the model, for sentences."""
     rendered: list[RenderedChat] = []
     stopped = 0
     while len(rendered) < len(conversations):
@@ -56,7 +55,7 @@ def render_all(render: Render, conversations: Sequence[Any], name: str) -> list[
 
 
 def _rendered(render: Render, conversations: Sequence[Any], name: str) -> Iterator[RenderedChat]:
-    """The answers of one fork, as far as it comes."""
+    """The results of one fork, until it ends or exceeds a limit."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -76,7 +75,7 @@ def _rendered(render: Render, conversations: Sequence[Any], name: str) -> Iterat
 
 
 def _read(descriptor: int, size: int, child: int) -> bytes | None:
-    """So many bytes; None where the child ends, or works on them for too long."""
+    """So many bytes; None where the child ends, or exceeds its time."""
     parts: list[bytes] = []
     used, deadline = _seconds_of(child), time.monotonic() + MOST_WAITING
     while size:
@@ -93,16 +92,16 @@ def _read(descriptor: int, size: int, child: int) -> bytes | None:
 
 
 def _seconds_of(process: int) -> float:
-    """The processor time that a process has used."""
+    """The CPU time that a process has used."""
     fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _render_here(render: Render, conversations: Sequence[Any], writing: int) -> None:
-    """In the fork: never returns, and runs nothing that its parent has prepared for its own end."""
+    """Runs in the fork. Ends it with _exit, so that none of the parent's exit handlers run."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        gc.freeze()  # or a collection in here visits, and so copies, all that the parent holds: a second for a big job
+        gc.freeze()  # a collection would touch, and so copy, all objects of the parent: a second for a big job
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BYTES, held + MOST_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -125,6 +124,6 @@ def _render_one(render: Render, conversation: Any) -> RenderedChat:
         return "", str(error)
     except MemoryError:
         return "", f"asks for more than {MOST_BYTES >> 30} GB of memory for these messages"
-    except BaseException as error:  # it may refuse in any way
+    except BaseException as error:  # a template may fail in any way
         return "", f"refuses the messages: {first_line(error)[:1000]}"
     return text, ""

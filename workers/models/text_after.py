@@ -1,18 +1,18 @@
-"""The text of tokens that stand behind others."""
+"""Decodes tokens as the continuation of others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-# Tokens before, of which the last at least decide how those behind them are written.
+# So many tokens before are decoded with the text; the last few decide how its beginning is decoded.
 ANCHOR = 8
 
 
 def text_after(before: Sequence[int], tokens: Sequence[int], decode: Callable[[list[int]], str]) -> str:
-    """The text of ``tokens`` as it goes on behind ``before``.
+    """The text of ``tokens`` as a continuation of ``before``.
 
-    Decoders like Llama 2's drop the space before a text's first word; behind a prompt that word is not the first.
-    Where ``before`` ends amid a character its text changes with what follows: then ``tokens`` are decoded alone.
+    Decoders like Llama 2's drop the space at the beginning of a text; after a prompt that space is needed. Where ``before``
+    ends within a character, its text changes with the tokens after it: then ``tokens`` are decoded alone.
     """
     if not before:
         return decode(list(tokens))

@@ -1,6 +1,6 @@
-"""Checkpoints that say their head is the embedding and then hold a head of their own.
+"""Checkpoints whose configuration ties the LM head to the embedding, but which have an LM head of their own.
 
-transformers believes the weights rather than the configuration where both are there and differ, and so do we.
+As in transformers, the checkpoint's own head is used if it differs from the embedding.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ HEAD = "lm_head.weight"
 
 
 def has_untied_head(program: Program, checkpoint: Checkpoint) -> bool:
-    """Whether a program that ends with the embedding as its head should end with the checkpoint's own head."""
+    """Whether the checkpoint has its own LM head where the program uses the embedding."""
     embedding = next(program.weights[op.weight].sources[0] for op in program.ops if op.kind is Kind.EMBED)
     head = next(op for op in reversed(program.ops) if op.kind is Kind.LINEAR)
     if program.weights[head.weight].sources != (embedding,):
         return False
     head_itself = Tensor(HEAD, embedding.shape)
     if not checkpoint.has(HEAD):
-        # A head that is quantised is one of its own.
+        # A quantised head is never the embedding.
         return checkpoint.matrix(head_itself) is not None
     return _differ(checkpoint, embedding, head_itself)
 

@@ -1,4 +1,4 @@
-"""The bytes that single tokens of a tokenizer stand for. A token alone may be less than a character."""
+"""The bytes of single tokens, which may be a part of a character."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.workers.models.fast_tokenizer import TextCoder
 
-# No decoder needs more than to write one letter in several bytes.
+# The largest factor by which a decoder may lengthen a token.
 MOST_GROWTH = 64
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -41,7 +41,7 @@ class TokenizerBytes:
             return bytes.fromhex(found[1])
         if self._kinds & {"Replace", "Metaspace"}:
             return self._replaced(name).encode()
-        # Whatever is left joins words by rules of its own; alone, a token is what the tokenizer makes of it.
+        # Other decoders join words by rules of their own: take the text of the token alone.
         return self._coder.decode([token], False).encode()
 
     def _replaced(self, name: str) -> str:
@@ -54,7 +54,7 @@ class TokenizerBytes:
 
 
 def _growth(decoder: dict[str, Any]) -> float:
-    """How many times as long a decoder makes a text at most, by what it puts in the place of what."""
+    """The largest factor by which this decoder lengthens a text."""
     if decoder["type"] != "Replace":
         return 1.0
     return max(1.0, len(decoder["content"]) / max(1, len(decoder["pattern"].get("String", ""))))

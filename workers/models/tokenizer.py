@@ -1,4 +1,4 @@
-"""Tokenizers: prompts to ids, ids to text, and whether a draft's ids mean what the target's mean."""
+"""Tokenizers: encoding prompts, decoding answers, and the check that a draft's token ids mean the same as the target's."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from outrider.workers.models.reasoning import (
 from outrider.workers.models.template_variables import template_variables
 from outrider.workers.models.token_bytes import TokenizerBytes
 
-# Of the processor. The largest take three to be loaded; from files of other kinds a tokenizer has to be made first.
+# Limits of CPU time. The largest tokenizers load in 3 s; without a tokenizer.json one has to be converted first.
 LOADING_SECONDS, CONVERTING_SECONDS, KEEPING_SECONDS = 20.0, 300.0, 60.0
-LONGEST_SAID = 300
+LONGEST_ERROR = 300
 
 
 class Tokenizer:
-    """Of a model's directory or GGUF file. transformers is loaded where it is needed: for chat templates, and for what was
-    not kept (``kept_tokenizers.py``)."""
+    """The tokenizer of a model's directory or GGUF file. transformers is loaded only for chat templates, and for a
+    tokenizer that is not kept on disk (``kept_tokenizers.py``)."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -53,19 +53,19 @@ class Tokenizer:
             self.token_bytes = TokenizerBytes(self._coder)
 
     def keep(self) -> None:
-        """On disk, for whoever loads it next, where that can be; it takes as long as loading it, or longer."""
+        """Keep the tokenizer on disk for later processes, if possible. Takes at least as long as loading it."""
         if not isinstance(self._coder, AnyTokenizer) or (self._place is not None and kept_tokenizers.is_left(self._place)):
             return
         fast = fast_inside(self._whole)
         if fast is not None:
             self._coder = fast
-        # Of files that were changed meanwhile, it may be neither the old ones' nor the new ones'.
+        # Not if the files have changed meanwhile.
         if self._place is not None and kept_tokenizers.place_of(self._path) == self._place:
             kept_tokenizers.remember(self._place, None if fast is None else KeptTokenizer(fast, self.chats))
 
     @cached_property
     def _whole(self) -> Any:
-        """One of transformers'."""
+        """The tokenizer of transformers."""
         with _sentence(self._path):
             import_transformers()
             if is_gguf(self._path):
@@ -77,7 +77,8 @@ class Tokenizer:
             return AutoTokenizer.from_pretrained(str(self._path), local_files_only=True, trust_remote_code=False)
 
     def load_template(self) -> None:
-        """What else is done when a conversation comes: it takes seconds. Of files that are no longer the same, refused."""
+        """Load transformers' tokenizer now, which takes seconds, for its chat template. Refused if the files have
+        changed."""
         if not self.chats or "_whole" in self.__dict__:
             return
         _ = self._whole
@@ -89,12 +90,8 @@ class Tokenizer:
         return self._coder.encode([text], framed=True)[0]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
-        """What ``encode`` gives for each, several times as fast."""
+        """``encode`` for each text, several times as fast."""
         return self._coder.encode(texts, framed=True)
-
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """A conversation in the model's own template, up to where the answer begins."""
-        return self.encode_rendered(self.render(messages))
 
     def render(
         self,
@@ -102,9 +99,9 @@ class Tokenizer:
         options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """A conversation as the model's own template writes it, up to where the answer begins.
+        """A conversation rendered by the model's chat template, up to the beginning of the answer.
 
-        ``options`` are the template's own variables, ``enable_thinking`` for one.
+        ``options`` are variables of the template, such as ``enable_thinking``.
         """
         text: str = self._whole.apply_chat_template(
             messages, tools=list(tools) or None, add_generation_prompt=True, tokenize=False, **(options or {})
@@ -112,26 +109,26 @@ class Tokenizer:
         return text
 
     def template_variables(self, tools: bool) -> frozenset[str]:
-        """What the chat template asks for beside what every template is given, where a row has tools or has none."""
+        """The variables of the chat template for rows with tools, or without, except those that every template gets."""
         given = frozenset(map(str, self._whole.special_tokens_map))
         return template_variables(self._template(tools)) - given
 
     @cached_property
     def reasoning_tags(self) -> ReasoningTags | None:
-        """Where the chat template tells a model's thoughts from its answer, and texts show it."""
+        """The tags around thoughts, if the chat template has them and decoded texts contain them."""
         if not self.chats:
             return None
         if THOUGHTS in self._template():
             return ReasoningTags(CHANNEL, MESSAGE, tuple(self.encode_rendered(CHANNEL)), self.special_among(CHANNEL_MARKS))
         if CLOSING_TAG not in self._template():
             return None
-        # Special tokens are left out of texts.
+        # Tags that are special tokens are missing from decoded texts.
         if {OPENING_TAG, CLOSING_TAG} & {str(token) for token in self._whole.all_special_tokens}:
             return None
         return ReasoningTags(OPENING_TAG, CLOSING_TAG, tuple(self.encode_rendered(OPENING_TAG)))
 
     def _template(self, tools: bool = False) -> str:
-        """Of several, the one that is used where a row has tools, or has none."""
+        """The chat template for rows with tools, or without, if the model has several."""
         text: str = self._whole.get_chat_template(tools=[] if tools else None)
         return text
 
@@ -148,13 +145,13 @@ class Tokenizer:
         return self._coder.decode(wanted, skipped)
 
     def special_among(self, marks: Collection[str]) -> tuple[int, ...]:
-        """The ids of those marks that are special tokens, which texts leave out."""
+        """The ids of those marks that are special tokens (and so left out of texts)."""
         return tuple(
             sorted(token for mark in marks if (token := self._added(mark)) is not None and self.token_bytes.silent(token))
         )
 
     def tokens_of(self, vocabulary: LLTokenizer) -> Callable[[str], int | None]:
-        """For grammars: the token that a mark is, where no other text is spelled with it."""
+        """For grammars: a function from a mark to its special token, or None."""
 
         def token_of(mark: str) -> int | None:
             token = self._added(mark)
@@ -166,7 +163,8 @@ class Tokenizer:
         return next((token for token, each in self._coder.added.items() if str(each.content) == mark), None)
 
     def for_grammars(self, vocabulary: int, end: int) -> LLTokenizer:
-        """The same tokens as grammars need them, for a model that scores ``vocabulary`` ids. A large one takes a second."""
+        """The tokenizer in llguidance's form, for a model that scores ``vocabulary`` ids. Takes a second for a large
+        one."""
         if self._coder.fast is None:
             raise BadConstraint("the model's tokenizer has no tokenizer.json, by which alone a constraint can be kept")
         fast = copy(self._coder.fast)
@@ -176,18 +174,18 @@ class Tokenizer:
         return LLTokenizer(fast.to_str(), n_vocab=max(size, vocabulary), eos_token=end)
 
     def meanings(self) -> dict[int, str]:
-        """Every id with the token it stands for."""
+        """The token of every id."""
         return {id_: token for token, id_ in self._coder.vocabulary().items()}
 
 
 @contextmanager
 def _sentence(path: Path) -> Iterator[None]:
-    """What fails within is said in a sentence about the tokenizer of this model."""
+    """Turn exceptions into a ModelError about the tokenizer of this model."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, ModelError):
         raise
-    except BaseException as error:  # whatever a broken file leads to, in many types; a panic in Rust is no Exception
+    except BaseException as error:  # broken files raise many types; a panic in Rust is no Exception
         if path.is_dir() and not any(holds_tokenizer(file) for file in path.iterdir()):
             raise ModelError(f"{path} holds no tokenizer: neither {FAST} nor what one is made of") from None
         raise ModelError(f"the tokenizer of {path} cannot be loaded: {said(error)}") from None
@@ -195,7 +193,7 @@ def _sentence(path: Path) -> Iterator[None]:
 
 @lru_cache(maxsize=2)
 def load_tokenizer(path: str) -> Tokenizer:
-    """In a process that may be ended: within limits."""
+    """Load within limits of memory and time, which may end the process."""
     with limited(_loading_seconds(path)):
         tokenizer = Tokenizer(path)
     with limited(KEEPING_SECONDS):
@@ -204,7 +202,7 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 def with_template(path: str) -> Tokenizer:
-    """The same one, which has read the model's chat template by now."""
+    """The same tokenizer, with the model's chat template loaded."""
     tokenizer = load_tokenizer(path)
     with limited(_loading_seconds(path)):
         tokenizer.load_template()
@@ -216,15 +214,15 @@ def _loading_seconds(path: str) -> float:
 
 
 def said(error: BaseException) -> str:
-    """What a foreign library says of a model's file, as part of one line."""
+    """The first line of a library's error, printable and shortened, for a sentence."""
     line = "".join(letter if letter.isprintable() else " " for letter in first_line(error)).rstrip(",:; ")
-    return line if len(line) <= LONGEST_SAID else f"{line[:LONGEST_SAID]}…"
+    return line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]}…"
 
 
 def check_pair(target: ModelInfo, draft: ModelInfo) -> None:
-    """Refuse a draft that may propose an id which means another token in the target.
+    """Refuse a draft in which an id stands for another token than in the target.
 
-    Ids that only one of the two has are harmless (padding, added tokens): they are never accepted.
+    Ids that only one of the two has (padding, added tokens) are harmless: they are never accepted.
     """
     if (found := _other_meanings(target, draft, "target", "draft")) is not None:
         raise PairError(
@@ -234,7 +232,7 @@ def check_pair(target: ModelInfo, draft: ModelInfo) -> None:
 
 
 def check_comparable(model: ModelInfo, against: ModelInfo) -> None:
-    """Refuse to hold a model against one whose scores are of other tokens."""
+    """Refuse to compare models whose ids stand for different tokens."""
     if (found := _other_meanings(model, against, "model", "other")) is not None:
         raise PairError(
             f'"{model.name}" cannot be held against "{against.name}": {found}; choose a model with the same '
@@ -243,7 +241,7 @@ def check_comparable(model: ModelInfo, against: ModelInfo) -> None:
 
 
 def _other_meanings(model: ModelInfo, other: ModelInfo, role: str, others_role: str) -> str | None:
-    """How many ids mean different tokens in the two, and the first of them; None where all that both have mean the same."""
+    """How many shared ids stand for different tokens, and the first of them; None where all agree."""
     theirs, ours = load_tokenizer(other.path).meanings(), load_tokenizer(model.path).meanings()
     shared = [id_ for id_ in theirs.keys() & ours.keys() if id_ < other.vocabulary]
     different = sorted(id_ for id_ in shared if theirs[id_] != ours[id_])

@@ -1,4 +1,4 @@
-"""In which form a chat template writes calls of tools: it is given some of our own to write."""
+"""Detects the form in which a chat template writes tool calls, by rendering calls with known names and arguments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from outrider.workers.constraints.tool_forms import (
     ToolForm,
 )
 
-# Words that no template has of its own. Mistral's templates want ids of nine letters and digits.
+# Words that no template contains. Mistral's templates require ids of nine letters and digits.
 NAMES, IDS = ("outridercallone", "outridercalltwo"), ("outrider1", "outrider2")
 _WRITTEN = (
     r'\{{"name":(?P<name>\s*)"{name}",(?P<gap>\s*)"{key}":(?P<key>\s*)\{{"a":(?P<keys>\s*)"b",(?P<items>\s*)"c":\s*1\}}'
 )
 _ID = r'(?:,\s*"id":\s*"outrider\d")?'
-# Around that JSON.
+# Patterns before and after that JSON.
 _AROUND = {HERMES: (rf"{OPENING}(?P<open>\s*)", r"(?P<close>\s*)\}" + rf"(?P<shut>\s*){CLOSING}")}
 _BARE = ("(?P<open>)", _ID + r"(?P<close>\s*)\}(?P<shut>)")
 
@@ -40,7 +40,7 @@ def tools_tried() -> list[dict[str, Any]]:
 
 
 def conversation_tried(count: int) -> list[dict[str, Any]]:
-    """One in which so many calls were made at once."""
+    """A conversation with so many tool calls in one message."""
     calls = [
         {"id": IDS[each], "type": "function", "function": {"name": NAMES[each], "arguments": {"a": "b", "c": 1}}}
         for each in range(count)
@@ -51,9 +51,8 @@ def conversation_tried(count: int) -> list[dict[str, Any]]:
 
 
 def form_of(texts: Sequence[str], special: Callable[[Sequence[str]], tuple[int, ...]]) -> ToolForm | None:
-    """``texts`` are what the template wrote of one call and of two, "" where it refused; None where no form is known by it.
-
-    ``special`` has those of the marks that are special tokens.
+    """The form of tool calls in ``texts``: the renderings of one call and of two ("" where the template failed); None where
+    it is unknown. ``special`` gives the ids of those marks that are special tokens.
     """
     for kind in (HERMES, MISTRAL, LLAMA):
         if texts[0] and (form := _form(kind, *texts)) is not None:

@@ -1,8 +1,8 @@
 """A small twin of a model: the same class and the same features in a few narrow layers, with random weights.
 
-Whether an engine computes a model rightly depends on what the model does, not on its size. So that is found out on a twin,
-in a second, whatever the model weighs. The twin keeps every kind of layer, and its windows, chunks and switches of rope are
-so short that a few dozen tokens go beyond all of them.
+Whether an engine computes a model correctly depends on its operations, not on its size, so it is tried on a twin, in a
+second. The twin keeps every kind of layer, and its windows, chunks and switches of rope are so short that a few dozen
+tokens exceed all of them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 WIDTH, HEADS, HEAD_SIZE, INNER, RANK, STATE = 64, 4, 16, 48, 16, 8
 VOCABULARY, CONTEXT = 101, 128
 EXPERTS, CHOSEN_EXPERTS = 4, 2
-# Layers of each kind, and of all.
+# How many layers of each kind are kept, and the least and most in all.
 OF_A_KIND, LEAST_LAYERS, MOST_LAYERS = 2, 2, 12
-# Soft caps that small scores feel.
+# Small, so that it affects a twin's small scores.
 SOFT_CAP = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where a twin's windows, chunks and long ropes change something, in tokens."""
+    """A twin's window, chunk and switch of long rope, in tokens."""
 
     window: int = 6
     chunk: int = 8
@@ -36,7 +36,7 @@ class Limits:
 
 NEAR = Limits()
 
-# What the twin has in place of a size, by the names that configurations give it.
+# The twin's sizes, by the keys of configurations.
 SIZES: dict[str, int] = {
     name: size
     for size, names in (
@@ -83,7 +83,7 @@ SIZES: dict[str, int] = {
         ),
         (1, "mamba_n_groups mamba_ngroups n_groups topk_group num_nextn_predict_layers mtp_num_hidden_layers"),
         (1, "num_kv_shared_layers"),
-        # So many that their scores, which are no less than 0, are not equal by being 0: which key is chosen would be luck.
+        # With fewer heads the index scores, which are at least 0, may all be 0: then the selected keys would be arbitrary.
         (16, "index_n_heads"),
     )
     for name in names.split()
@@ -94,8 +94,7 @@ WINDOWS = (
 )
 CHUNKS = ("attention_chunk_size", "floor_scale")
 SWITCHES = ("original_max_position_embeddings", "log_scaling_n_floor")
-# Sizes of which others are products or parts, so that a twin has its own even where the model's are smaller: two heads that
-# share their keys with nobody would else be two beside four.
+# Sizes that must be consistent with others (products, parts): a twin takes its own even where the model's are smaller.
 EXACT = frozenset(
     (
         *("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embedding_dim", "embedding_size"),
@@ -105,19 +104,19 @@ EXACT = frozenset(
         *("mamba_d_head", "mamba_head_dim", "mamba_headdim", "mamba_n_heads", "mamba_num_heads", "n_mamba_heads"),
     )
 )
-# Numbers of heads that may be fewer than those of the queries.
+# Keys for the number of key heads.
 KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_global_key_value_heads")
 LAYERS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "decoder_layers", "num_blocks"),
     *("encoder_layers", "num_encoder_layers"),
 )
-# How often one kind of layer comes among others.
+# Keys for the period of a kind of layer.
 EVERY = (
     *("global_attn_every_n_layers", "attn_layer_period", "expert_layer_period", "no_rope_layer_interval"),
     *("sliding_window_pattern", "_sliding_window_pattern", "layer_group_size", "full_attention_interval"),
     *("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_interval", "n_layers_per_attn_res_block"),
 )
-# What is an index of a layer, or a list of them.
+# Keys that hold indices of layers.
 INDICES = (
     *(
         "full_attn_idxs",
@@ -129,12 +128,12 @@ INDICES = (
     ),
     *("ple_layer_ids",),
 )
-# A pattern of layers, repeated.
+# Keys of a repeated pattern of layers.
 PATTERNS = ("block_types",)
 
 
 def twin_config(config: PretrainedConfig, limits: Limits = NEAR) -> PretrainedConfig:
-    """The same kind of configuration with the sizes of a twin."""
+    """The configuration with the sizes of a twin."""
     sizes = {
         **SIZES,
         **dict.fromkeys(WINDOWS, limits.window),
@@ -142,17 +141,17 @@ def twin_config(config: PretrainedConfig, limits: Limits = NEAR) -> PretrainedCo
         **dict.fromkeys(SWITCHES, limits.switch),
     }
     values = config.to_dict()
-    # How the weights of the model are stored is no matter here.
+    # Twins are not quantised.
     values.pop("quantization_config", None)
-    # HRM's layers come in stacks, of which it counts all again.
+    # HRM computes this from its other keys.
     values.pop("num_layers_per_stack", None)
     return type(config)(**_shrunk(values, sizes))
 
 
 def build_twin(config: PretrainedConfig, seed: int = 0, fused: bool = True) -> PreTrainedModel:
-    """A float32 model of a twin's configuration in which every weight counts.
+    """A float32 model of a twin's configuration, with random weights.
 
-    Its attention is transformers' default for it, or the one that is spelled out: Falcon's with biases differ.
+    Its attention is transformers' default (``fused``), or "eager": Falcon's differ where it has biases.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -165,7 +164,7 @@ def build_twin(config: PretrainedConfig, seed: int = 0, fused: bool = True) -> P
 
 @torch.no_grad()
 def give_random_weights(model: PreTrainedModel) -> None:
-    """Numbers that keep the activations' size, and leave no norm, bias, sink or gate neutral."""
+    """Random weights that keep activations at their size, with no norm, bias, sink or gate at its neutral value."""
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point() or "A_log" in name or "dt_bias" in name:
             continue
@@ -186,7 +185,8 @@ def _shrunk(values: Mapping[str, Any], sizes: ModelSizes) -> dict[str, Any]:
 
 
 def _kept_layers(values: Mapping[str, Any], count: int) -> list[int]:
-    """Layers of every kind, by all lists that have an entry a layer or name some layers, and by how often kinds come."""
+    """Indices of layers of every kind. Kinds differ in the lists with an entry for each layer, or in those that name
+    layers; and enough layers are kept for the longest period."""
     others = [value for key, value in values.items() if key not in INDICES]
     lists = [value for value in others if isinstance(value, list) and len(value) == count]
     named = [values[key] for key in INDICES if isinstance(values.get(key), list)]
@@ -224,7 +224,7 @@ def _smaller(key: str, value: Any, values: Mapping[str, Any], sizes: ModelSizes,
 
 
 def _of_layer(own: Mapping[str, Any], values: Mapping[str, Any], sizes: ModelSizes) -> dict[str, Any]:
-    """What one layer has of its own, in place of what all have."""
+    """The values that one layer has instead of the common ones."""
     return {key: _smaller(key, value, {**values, **own}, sizes, 0, ()) for key, value in own.items()}
 
 
@@ -258,7 +258,7 @@ def _small_number(key: str, value: int, values: Mapping[str, Any], sizes: ModelS
 
 
 def _latent_head(value: int, values: Mapping[str, Any]) -> int:
-    """Where heads have a part with positions and one without, this may be the size of either, or of both together."""
+    """The head size of latent attention: "head_dim" may be that of the part with rope, without rope, or of both."""
     rotated = values["qk_rope_head_dim"]
     whole = rotated + (values.get("swa_qk_nope_head_dim") or values.get("qk_nope_head_dim") or 0)
     return {rotated: SIZES["qk_rope_head_dim"], whole: SIZES["qk_head_dim"]}.get(value, HEAD_SIZE)
@@ -284,7 +284,7 @@ def _small_rope(parameters: Mapping[str, Any], values: Mapping[str, Any], sizes:
 
 
 def _parts(sections: Sequence[int], total: int) -> list[int]:
-    """As many sections of about the same shares, of another total."""
+    """The sections scaled to another total."""
     shares = [max(1, each * total // max(1, sum(sections))) for each in sections]
     shares[0] += total - sum(shares)
     return shares

@@ -1,7 +1,7 @@
-"""How each model was found to run on the hf engine (ways.py), remembered on disk: that depends on config.json and on
-versions alone.
+"""Remembers on disk the way (ways.py) in which the hf engine runs each model, which depends only on config.json and
+versions.
 
-So a job asks before it starts any actor, and its actors need not try again.
+A job looks it up before it starts an actor, and its actors need not try again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.packed_cache import cache_directory, make_directory
 
 FOLDER = "ways"
-# Of the processor, for what takes one or two.
+# The limit of CPU time for the trials, which usually take a second or two.
 TRIAL_SECONDS = 120.0
 
 
@@ -61,13 +61,13 @@ def _needs_own_code(path: Path) -> bool:
 
 
 def is_known(model_info: ModelInfo, fused: bool) -> bool:
-    """Whether it is remembered that the hf engine runs the model; a ModelError where it is that it does not."""
+    """Whether a way is remembered; a ModelError where it is remembered that there is none."""
     with said_of(model_info):
         return known_way(Path(model_info.path), fused) is not None
 
 
 def try_within_limits(model_info: ModelInfo, fused: bool) -> None:
-    """For a process of its own, which may be ended for it: what the configuration asks for is not ours."""
+    """Try the ways within limits that may end this process, since the configuration is not trusted."""
     import torch
     import transformers
 
@@ -79,7 +79,7 @@ def try_within_limits(model_info: ModelInfo, fused: bool) -> None:
 
 @contextmanager
 def said_of(model_info: ModelInfo) -> Iterator[None]:
-    """What is refused within is said of this model."""
+    """Begin the sentence of a ModelError with this model's name."""
     try:
         yield
     except ModelError as error:
@@ -87,7 +87,7 @@ def said_of(model_info: ModelInfo) -> Iterator[None]:
 
 
 def known_way(path: Path, fused: bool) -> Way | None:
-    """What was found before; None where nothing was, or what was written of it cannot be read."""
+    """The remembered way; None where there is none, or its file cannot be read."""
     try:
         found = json.loads(_file(path, fused).read_bytes())
         if "refused" not in found:
@@ -99,7 +99,7 @@ def known_way(path: Path, fused: bool) -> Way | None:
 
 
 def _remember(path: Path, fused: bool, found: dict[str, object]) -> None:
-    """A wish: a cache that cannot be written only costs the next one a second."""
+    """If it cannot be written, the next process tries again, which takes a second or two."""
     file = _file(path, fused)
     with suppress(OSError):
         make_directory(file.parent)

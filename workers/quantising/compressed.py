@@ -1,9 +1,9 @@
-"""compressed-tensors: how a rounded matrix lies in the file, and what config.json says of it.
+"""Writes a rounded matrix in the compressed-tensors format, and the ``quantization_config`` for config.json.
 
-Four bits are ``pack-quantized``: eight values in an int32, the lowest bits first along a row, each moved up by 8 so that
-none is negative; zero points likewise, along the rows. Eight bits are ``int-quantized``: int8 as it is, for activations
-that are made int8 token by token. Readers of the format find layers by class and name: all linear ones that are not to be
-ignored.
+Four bits are ``pack-quantized``: eight values of a row in an int32, the first one in the lowest bits, each stored as
+value + 8; zero points likewise, along the columns of their matrix. Eight bits are ``int-quantized``: plain int8, for
+activations that are quantised to int8 token by token. Readers of the format quantise all linear layers but those in
+``ignore``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKED, INTEGER = "pack-quantized", "int-quantized"
 
 
 def tensors_of(name: str, rounded: Rounded) -> dict[str, Tensor]:
-    """What stands in the file for the weight ``name``."""
+    """The tensors that the file holds for the weight ``name``."""
     prefix, form = name.removesuffix("weight"), rounded.form
     scales = rounded.grid.scales.to(form.scale_type)
     if form.bits == 8:
@@ -41,8 +41,8 @@ def tensors_of(name: str, rounded: Rounded) -> dict[str, Tensor]:
 def pack(values: Tensor, bits: int) -> Tensor:
     """Signed values [rows, columns] as int32 [rows, words]; the last word is filled up with zero bits."""
     each = WORD_BITS // bits
-    moved = values.to(torch.int32) + (1 << (bits - 1))
-    padded = torch.nn.functional.pad(moved, (0, -values.shape[1] % each)).view(len(values), -1, each)
+    shifted = values.to(torch.int32) + (1 << (bits - 1))
+    padded = torch.nn.functional.pad(shifted, (0, -values.shape[1] % each)).view(len(values), -1, each)
     words = torch.zeros(padded.shape[:2], dtype=torch.int32)
     for place in range(each):
         words |= padded[:, :, place] << (bits * place)
@@ -50,7 +50,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
 
 
 def description(form: Form, activations: bool, ignored: Sequence[str], ordered: bool) -> dict[str, Any]:
-    """``quantization_config``. ``ordered``: columns were rounded in the order of their weight."""
+    """``quantization_config``. ``ordered``: columns were rounded in the order of their importance (GPTQ's act-order)."""
     weights: dict[str, Any] = {"num_bits": form.bits, "type": "int", "symmetric": form.symmetric, "dynamic": False}
     weights |= (
         {"strategy": "group", "group_size": form.group} if form.group else {"strategy": "channel", "group_size": None}

@@ -1,7 +1,7 @@
-"""The folder in which a smaller checkpoint grows: a file for each layer that is done, and activations behind the last.
+"""The folder of an unfinished quantised checkpoint: a file for each finished layer, and the activations after the last one.
 
-It lies beside its final place and moves there when all is in it. Every file is written under another name first, so that
-what bears its name is whole; a run that finds the folder goes on behind the last layer in it.
+It lies beside the final path and is renamed to it at the end. Every file is written under another name first, so a file
+with its final name is complete; a run that finds the folder continues after its last layer.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ THREADS = "threads"
 
 
 class Folder:
-    """``plan`` is all that decides a byte of the result; what an earlier run did by another plan is refused.
+    """``plan`` is all that determines the bytes of the result; a folder that was begun with another plan is refused.
 
-    But its number of threads is taken over: that comes from the cores that were free, and nobody could give it again.
+    Only the number of threads is taken from the folder, since it came from the cores that were free then.
     """
 
     def __init__(self, out: Path, plan: Mapping[str, Any], layers: int) -> None:
@@ -61,7 +61,7 @@ class Folder:
                 )
 
     def done(self) -> tuple[int, dict[int, Tensor] | None]:
-        """How many layers are there, and the activations behind the last of them (None: there are none, or none kept)."""
+        """How many layers are finished, and the activations after the last of them (None: none are kept)."""
         state = self.path / STATE
         if not state.exists():
             count = 0
@@ -74,21 +74,22 @@ class Folder:
         return count, {int(name): part for name, part in found.items()}
 
     def keep_layer(self, index: int, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> None:
-        # In a file of its own, since safetensors orders what it is told as it likes; the layer's says that both are there.
+        # ``told`` has a file of its own, since safetensors does not keep the order of its metadata. It is written first, so
+        # the layer's file means that both are complete.
         self._write_text(f"{LAYER}-{index}.json", json.dumps(dict(told)))
         self._write(self._layer(index), tensors)
 
     def keep_state(self, count: int, buffers: Mapping[int, Tensor]) -> None:
-        """The activations behind the first ``count`` layers, whose files are there."""
+        """Keep the activations after the first ``count`` layers, whose files are complete."""
         named = {str(number): part for number, part in buffers.items()}
         self._write(self.path / STATE, named | {LAYER: torch.tensor(count)})
 
     def told(self, index: int) -> dict[str, str]:
-        """What was told of a layer that is done."""
+        """The record of a finished layer."""
         return dict(json.loads((self.path / f"{LAYER}-{index}.json").read_text()))
 
     def finish(self, source: Path, rest: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-        """All files in their final form, and the folder in its final place."""
+        """Write the remaining files, and rename the folder."""
         self._write(self._layer(-1), rest)
         weights, size = {}, 0
         for part in [self._layer(index) for index in range(-1, self._layers)]:
@@ -108,12 +109,12 @@ class Folder:
             (self.path / STATE).unlink(missing_ok=True)
             self.path.rename(self.out)
             sync(self.out.parent)
-        # Only now: what goes on here needs them.
+        # Removed last, since a run that continues needs them.
         for name in (PLAN, *(f"{LAYER}-{index}.json" for index in range(self._layers))):
             (self.out / name).unlink()
 
     def _layer(self, index: int) -> Path:
-        """Its file; -1 stands for what is in no layer."""
+        """The file of a layer; -1 is that of the tensors outside of layers."""
         return self.path / f"model-{index + 2:05}-of-{self._layers + 1:05}.safetensors"
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> None:

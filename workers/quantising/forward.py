@@ -13,7 +13,7 @@ from outrider.workers.quantising.products import rounded_linear
 from outrider.workers.quantising.recurrence import convolve, delta, scan
 from outrider.workers.quantising.routing import mix, route
 
-# Tokens that are worked on together: what lies between two operations of a gated layer is as wide as both its matrices.
+# The tokens of one step in a gated feed-forward layer, whose intermediate is as wide as gate and up together.
 TOKENS_AT_ONCE = 2048
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -26,18 +26,18 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SIGMOID: F.sigmoid,
 }
 
-# What a buffer of the program holds: [tokens, width], the sequences one behind the other.
+# The program's buffers: [tokens, width], sequences concatenated.
 Buffers = dict[int, Tensor]
-# Hears which of the program's rounded weights is to be multiplied by what, and may give another input in its place.
+# Called with the index of a weight that is rounded, and its input, before they are multiplied; returns the input to use.
 Watch = Callable[[int, Tensor], Tensor]
 
 
 class Forward:
-    """``tensors`` are the checkpoint's, by name, float32; only those that are asked for need be there.
+    """``tensors`` are the checkpoint's, by name, in float32; only those of the operations that are run need be there.
 
-    ``least``: an expert that fewer tokens are sent to is given as many more, evenly from all of the layer's, so that
-    whoever watches has something to go by. What it makes of them nobody else reads. ``few`` are the first matrices of
-    such experts.
+    ``least``: an expert to which the router sends fewer tokens is also given ``least`` others, spread evenly over the
+    layer's tokens, so that ``watch`` has enough inputs to calibrate with. Their outputs are used for nothing else. ``few``
+    has the indices of the first matrices of such experts.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Forward:
         self._multiply = F.linear if exactly else rounded_linear
         self._least = least
         self.few: set[int] = set()
-        # By expert, what it made of the tokens that were given beside.
-        self._beside: dict[int, Tensor] = {}
+        # By expert: the outputs of its first matrix for these additional tokens, which are the inputs of its second.
+        self._additional: dict[int, Tensor] = {}
 
     def run(self, start: int, stop: int, buffers: Buffers, tokens: Tensor, watch: Watch | None = None) -> None:
-        """Operations ``start`` to ``stop``, which read and write the buffers."""
+        """Run operations ``start`` to ``stop`` on the buffers."""
         for number in range(start, stop):
             op = self._program.ops[number]
             result = self._run(op, buffers, tokens, watch)
@@ -91,9 +91,9 @@ class Forward:
             product = self._product(op, op.weight, op.bias, x, watch)
             return product if residual is None else product + residual
         if op.kind is Kind.CONVOLVE:
-            before, behind = (_part(buffers, part) if part.buffer >= 0 else 1.0 for part in (op.key, op.value))
+            gate_in, gate_out = (_part(buffers, part) if part.buffer >= 0 else 1.0 for part in (op.key, op.value))
             bias = None if op.bias < 0 else self._weight(op.bias)
-            return ACTIVATIONS[op.activation](convolve(x * before, self._weight(op.weight), bias, self._length)) * behind
+            return ACTIVATIONS[op.activation](convolve(x * gate_in, self._weight(op.weight), bias, self._length)) * gate_out
         if op.kind is Kind.DELTA:
             key, value, gates = (_part(buffers, part) for part in (op.key, op.value, op.residual))
             return delta(op, x, key, value, gates, self._weight(op.weight), self._weight(op.bias), self._length)
@@ -137,18 +137,18 @@ class Forward:
         return torch.cat(parts, dim=1)
 
     def _factors(self, op: Op, tokens: int) -> Tensor:
-        """By position, the last one that of all others."""
+        """A factor for each token by its position; the last factor is that of all later positions."""
         factors, positions = self._weight(op.weight), torch.arange(self._length)
         places = ((positions + op.integer) // op.window if op.window else 0 * positions).clamp(max=len(factors) - 1)
         return factors[places].repeat(tokens // self._length)[:, None]
 
     def _product(self, op: Op, number: int, shift: int, x: Tensor, watch: Watch | None) -> Tensor:
-        """Of the program's weight ``number`` and bias ``shift``, as ``op`` has it."""
+        """x times the program's weight ``number``, plus bias ``shift`` (-1: none), with the activation of ``op``."""
         weight = self._program.weights[number]
         x = watch(number, x) if watch is not None and weight.format.integer else x
         matrix = self._weight(number)
         bias = None if shift < 0 else self._weight(shift)
-        # A token's experts are decided by what is near to each other.
+        # fp32 weights are routers', whose scores may be close: they are multiplied exactly.
         multiply = F.linear if weight.format is Format.FP32 else self._multiply
         if op.activation is Activation.CLIP:
             return multiply(x, matrix, bias).clamp(-op.cap, op.cap)
@@ -157,29 +157,30 @@ class Forward:
         return torch.cat([_gated(op, multiply(some, matrix, bias)) for some in x.split(TOKENS_AT_ONCE)])
 
     def _experts(self, op: Op, x: Tensor, routed: Tensor, watch: Watch | None) -> Tensor:
-        """One expert after the other, each with the tokens that are sent to it."""
+        """One expert after the other, each with the tokens that the router sends to it."""
         numbers, first = routed[:, : op.kv_heads].long(), self._program.weights[op.weight]
         width = first.rows // 2 if first.gated else first.rows
         result = torch.zeros(len(x), op.kv_heads, op.output.width // op.kv_heads)
-        # What experts made of a token, side by side, or what all of its experts read.
+        # [tokens, chosen experts, width]: each expert's own input (op.integer), or the same one for all experts of a token.
         read = x.reshape(len(x), op.kv_heads, -1) if op.integer else x[:, None].expand(-1, op.kv_heads, -1)
         for expert in range(op.heads):
             tokens, slots = (numbers == expert).nonzero(as_tuple=True)
             inputs = read[tokens, slots, : first.columns]
-            beside = (
-                self._beside.pop(expert, None) if op.integer else self._given_beside(op.weight + expert, x, len(tokens))
-            )
-            inputs = inputs if beside is None else torch.cat([inputs, beside])
+            if op.integer:
+                additional = self._additional.pop(expert, None)
+            else:
+                additional = self._additional_tokens(op.weight + expert, x, len(tokens))
+            inputs = inputs if additional is None else torch.cat([inputs, additional])
             if not len(inputs):
                 continue
             shift = op.bias + expert if op.bias >= 0 else -1
             made = self._product(op, op.weight + expert, shift, inputs, watch)
             result[tokens, slots, :width] = made[: len(tokens)]
-            if beside is not None and not op.integer:
-                self._beside[expert] = made[len(tokens) :]
+            if additional is not None and not op.integer:
+                self._additional[expert] = made[len(tokens) :]
         return result.view(len(x), -1)
 
-    def _given_beside(self, number: int, x: Tensor, sent: int) -> Tensor | None:
+    def _additional_tokens(self, number: int, x: Tensor, sent: int) -> Tensor | None:
         if sent >= self._least:
             return None
         self.few.add(number)
@@ -265,7 +266,7 @@ def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int, s
 
 
 def _scored_attention(op: Op, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-    """Of one sequence, whose scores are softly bounded, or stand beside sinks: heads, tokens, head size."""
+    """Attention of one sequence [heads, tokens, head size] with a soft cap on the scores, or sinks."""
     keys, values = (x.repeat_interleave(op.heads // op.kv_heads, dim=0) for x in (key, value))
     scores = _cap(query @ keys.transpose(1, 2) * op.scale, op.cap)
     places = torch.arange(query.shape[1])

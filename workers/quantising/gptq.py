@@ -1,8 +1,9 @@
-"""Rounding with error feedback (GPTQ): what one column loses is made up for by those that are still to be rounded.
+"""Rounding with error feedback (GPTQ): the error of a rounded column is compensated in the columns that are not rounded
+yet.
 
-The loss is that of the layer's output over calibration text, ``tr((W - Q) H (W - Q)^T)`` with ``H = X^T X``. Columns go in
-the order of their weight in it, the heaviest first, on grids fitted beforehand: so a group keeps one scale wherever its
-columns come, and the file needs no index of groups.
+It minimises the error of the layer's output over calibration text, ``tr((W - Q) H (W - Q)^T)`` with ``H = X^T X``. Columns
+are rounded in falling order of their diagonal element of H, on grids that were fitted before: so a group has one scale
+wherever its columns come in that order, and the file needs no group index.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from outrider.workers.quantising.products import rounded_factors
 from outrider.workers.quantising.rows import by_rows
 
 BLOCK = 128
-# Of the mean of the diagonal: what is added to it, so that directions that the text never took stay tame.
+# This share of the mean of H's diagonal is added to the diagonal, so that directions without calibration data stay bounded.
 DAMPING = 0.01
 MOST_DAMPING = 1.0
 SWEEPS = 2
@@ -26,7 +27,7 @@ SOLVED_AT_ONCE = 256
 
 
 class Feedback:
-    """What all matrices that read the same inputs share: how a column's loss falls on the others."""
+    """The factors of H, shared by all matrices with the same inputs."""
 
     def __init__(self, hessian: Tensor, damping: float = DAMPING) -> None:
         self._importance = hessian.diagonal()
@@ -41,13 +42,9 @@ class Feedback:
             grid = fit(part, form, self._importance)
             return _refined(part, _fed_back(part, grid, form, self._inverse, self._order), self._damped)
 
-        # The setting is the process's own, so it is made outside of the threads.
+        # torch's precision setting is global, so it is changed outside of the threads.
         with rounded_factors():
             return joined(by_rows(len(matrix), round_rows))
-
-
-def error_feedback(matrix: Tensor, hessian: Tensor, form: Form) -> Rounded:
-    return Feedback(hessian).rounded(matrix, form)
 
 
 def _fed_back(matrix: Tensor, grid: Grid, form: Form, inverse: Tensor, order: Tensor) -> Rounded:
@@ -57,7 +54,7 @@ def _fed_back(matrix: Tensor, grid: Grid, form: Form, inverse: Tensor, order: Te
     columns = weights.shape[1]
     for start in range(0, columns, BLOCK):
         stop = min(start + BLOCK, columns)
-        # A column of a large matrix has every number in another page: of a block they lie together.
+        # Blocks are transposed, since the elements of a column of a large matrix each lie in another page.
         block, block_scales, block_zeros = (_by_column(part, start, stop) for part in (weights, scales, zeros))
         found, errors = torch.empty_like(block), torch.empty_like(block)
         for index in range(stop - start):
@@ -78,10 +75,10 @@ def _by_column(matrix: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _refined(matrix: Tensor, rounded: Rounded, hessian: Tensor) -> Rounded:
-    """Every weight once more to the value that is best beside all others as they are, and every scale likewise.
+    """Coordinate descent on the rounded matrix: each weight, then each scale, is set to its optimum with all others fixed.
 
-    Feedback could only look ahead: a column was rounded before it was known what those behind it would lose. Each step is
-    the least of a parabola, so the loss falls or stays.
+    Error feedback rounds a column before the errors of later columns are known. Each step here minimises a parabola, so the
+    loss never rises.
     """
     form = rounded.form
     columns, width = matrix.shape[1], form.width(matrix.shape[1])
@@ -103,7 +100,7 @@ def _refined(matrix: Tensor, rounded: Rounded, hessian: Tensor) -> Rounded:
                 exact, before = _by_column(matrix, start, stop), _by_column(lost, start, stop)
                 missing, chosen = before.clone(), torch.empty_like(before)
                 for index in range(stop - start):
-                    # What this column should lose, so that it makes up for what the others do.
+                    # The error of this column that minimises the loss, given those of all others.
                     best = missing[index] - slopes[index] / inner[index, index]
                     chosen[index] = found = nearest_column(exact[index] - best, scale, zero, form)
                     change = exact[index] - (found - zero) * scale - missing[index]
@@ -124,7 +121,7 @@ def _refined(matrix: Tensor, rounded: Rounded, hessian: Tensor) -> Rounded:
 
 
 def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor of the inverse; with more damping where rounding has made it indefinite."""
+    """The upper Cholesky factor of H^-1; with more damping where rounding errors have made H indefinite."""
     mean = hessian.diagonal().mean().clamp_min(SMALLEST)
     hessian = hessian / mean
     # A channel that is always zero: its weights do not matter, and must not divide by nothing.
@@ -133,8 +130,8 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     while True:
         damped = hessian.clone()
         damped.diagonal().add_(damping)
-        # H = R R^T with R upper, which is what the Cholesky factor of H in reversed order is when reversed: then
-        # H^-1 = (R^-1)^T R^-1, and no inverse has to be factorised.
+        # H = R R^T with R upper triangular: R is the Cholesky factor of H with rows and columns reversed, reversed again.
+        # Then H^-1 = (R^-1)^T R^-1, so H^-1 need not be computed and factorised.
         lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
         if not failed:
             return _inverse_of_lower(lower).flip(0, 1)
@@ -147,7 +144,7 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
 
 
 def _inverse_of_lower(lower: Tensor) -> Tensor:
-    """By halves, whose products are nearly all of the work."""
+    """The inverse by recursive halves, since matrix products are faster than a triangular solve."""
     size = len(lower)
     if size <= SOLVED_AT_ONCE:
         return torch.linalg.solve_triangular(lower, torch.eye(size), upper=False)

@@ -1,7 +1,7 @@
-"""Where rounded weights may lie: a scale, and a zero point where it is asymmetric, for every group of a row.
+"""Quantisation grids: a scale, and with asymmetric forms a zero point, for every group of a row.
 
-A weight is ``(value - zero) * scale``. Values and zero points are signed numbers of so many bits, as compressed-tensors has
-them, and a scale is a number of the type that it is stored in: whatever rounds next knows what it will be multiplied by.
+A weight is ``(value - zero) * scale``. Values and zero points are signed numbers of ``bits``, as in compressed-tensors, and
+scales are rounded to the type that they are stored in at once, so that weights are rounded with the final scale.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Rows that are looked at together, so that what is tried on them stays in the caches.
+# So many rows are fitted together, so that the tries stay in the processor's caches.
 ROWS_AT_ONCE = 64
-# Ranges are tried from the whole one down to this part of it.
+# The number of ranges tried for a group, from the whole one down to this share of it.
 SHRINK_STEPS, LEAST_RANGE = 16, 0.6
 SMALLEST = 1e-10
 
@@ -60,13 +60,13 @@ class Rounded:
     form: Form
 
     def matrix(self) -> Tensor:
-        """The weights that it stands for."""
+        """The dequantised matrix."""
         scales, zeros = self.grid.spread(self.form.width(self.values.shape[1]))
         return (self.values.float() - zeros) * scales
 
 
 def joined(parts: Sequence[Rounded]) -> Rounded:
-    """The matrix whose rows these hold."""
+    """Concatenated by rows."""
     grid = Grid(torch.cat([part.grid.scales for part in parts]), torch.cat([part.grid.zeros for part in parts]))
     return Rounded(torch.cat([part.values for part in parts]), grid, parts[0].form)
 
@@ -74,7 +74,7 @@ def joined(parts: Sequence[Rounded]) -> Rounded:
 def fit(matrix: Tensor, form: Form, importance: Tensor | None = None) -> Grid:
     """The grid with the least squared error of rounding to nearest, each column weighed by its ``importance``.
 
-    The range of a group is the whole of it or a part, tried in steps: what is cut off costs a little, and all others gain.
+    Several ranges are tried for each group: a smaller one clips its largest weights and rounds all others more finely.
     """
     rows, columns = matrix.shape
     width = form.width(columns)
@@ -100,20 +100,21 @@ def fit(matrix: Tensor, form: Form, importance: Tensor | None = None) -> Grid:
 
 
 def whole_range(matrix: Tensor, form: Form) -> Grid:
-    """The grid on which no weight is cut off."""
+    """The grid that clips no weight."""
     blocks = matrix.view(len(matrix), -1, form.width(matrix.shape[1]))
     return Grid(*_grid_of(blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0), form))
 
 
 def _grid_of(low: Tensor, high: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     if form.symmetric:
-        upright = torch.maximum(high / form.highest, low / form.lowest)
-        turned = torch.maximum(-low / form.highest, high / -form.lowest)
-        wanted = torch.where(turned < upright, -turned, upright)
+        # Values range from -2^(bits - 1) to 2^(bits - 1) - 1, so a negative scale may fit the range better.
+        positive = torch.maximum(high / form.highest, low / form.lowest)
+        negative = torch.maximum(-low / form.highest, high / -form.lowest)
+        wanted = torch.where(negative < positive, -negative, positive)
     else:
         wanted = (high - low) / (form.highest - form.lowest)
     scale = wanted.to(form.scale_type).float()
-    # A group of zeros, or of what the scale's type takes for none.
+    # A group of zeros, or one whose scale underflows.
     scale = torch.where(scale.abs() > SMALLEST, scale, torch.ones_like(scale))
     if form.symmetric:
         return scale, torch.zeros_like(scale)
@@ -125,7 +126,7 @@ def _rounded(weights: Tensor, scale: Tensor, zero: Tensor, form: Form) -> Tensor
 
 
 def nearest(matrix: Tensor, grid: Grid, form: Form) -> Rounded:
-    """Every weight by itself to the nearest value."""
+    """Round to nearest."""
     scales, zeros = grid.spread(form.width(matrix.shape[1]))
     return Rounded(_rounded(matrix, scales, zeros, form).to(torch.int8), grid, form)
 

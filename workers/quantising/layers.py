@@ -1,4 +1,5 @@
-"""A program seen layer by layer: the matrices of each, and what feeds them and could take a factor of theirs."""
+"""The decoder layers of a program: the matrices of each, and the producers of their inputs, to which scales can be
+moved."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ HOMOGENEOUS = (Activation.NONE, Activation.RELU)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a checkpoint's tensor, in the order in which they are outputs of an operation."""
+    """Rows of a checkpoint's tensor, in the order of an operation's outputs."""
 
     tensor: str
     ranges: tuple[tuple[int, int], ...]
@@ -26,11 +27,12 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Feeder:
-    """What the channels that some matrices read can be divided by a factor in, so that they are multiplied by it.
+    """The producer of the channels that some matrices read: dividing it by a factor for each channel, and multiplying the
+    columns of the matrices by that factor, leaves the function unchanged.
 
-    ``readers`` are these matrices, as weights of the program. Either a norm's ``vectors`` (gain, and bias where it has
-    one), or ``rows`` of the matrix that makes the channels, with those of its bias. ``repeats``: each channel of the rows
-    is read so many times, ``head_size`` channels after each other (keys and values that several heads share).
+    ``readers`` are these matrices, as weights of the program. The producer is either a norm's ``vectors`` (gain, and bias
+    where it has one), or ``rows`` of a matrix, with those of its bias. ``repeats``: so many heads read the same channel
+    (grouped-query attention), at intervals of ``head_size`` channels.
     """
 
     readers: tuple[int, ...]
@@ -43,8 +45,8 @@ class Feeder:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Operations ``start`` to ``stop`` of a program; ``rounded`` are those of its weights that are, in the order in which
-    the operations read them, and ``experts`` those among them that only some tokens come to."""
+    """Operations ``start`` to ``stop`` of a program; ``rounded`` are the weights that are quantised, in the order in which
+    operations read them, and ``experts`` those of them that belong to experts."""
 
     index: int
     start: int
@@ -54,27 +56,27 @@ class Layer:
     feeders: tuple[Feeder, ...]
 
     def tensors(self, program: Program) -> list[Tensor]:
-        """All that the layer reads, each once."""
+        """All tensors of the layer, each once."""
         return named(program, (number for op in program.ops[self.start : self.stop] for number in weights_of(op)))
 
     def matrices(self, program: Program) -> list[Tensor]:
-        """Those that are rounded."""
+        """The tensors that are quantised."""
         return named(program, self.rounded)
 
 
 def named(program: Program, weights: Iterable[int]) -> list[Tensor]:
-    """What these are made from, each tensor once."""
+    """The tensors of these weights, each once."""
     return list({source.name: source for number in weights for source in program.weights[number].sources}.values())
 
 
 def weights_of(op: Op) -> list[int]:
-    """Of experts and of heads there are several, one behind the other."""
+    """The weights of an operation. Those of experts and heads are consecutive."""
     count = op.heads if op.kind in (Kind.EXPERTS, Kind.HEADS) else 1
     return [number for first in (op.weight, op.bias) if first >= 0 for number in range(first, first + count)]
 
 
 def layers_of(program: Program) -> list[Layer]:
-    """In order; what stands before the first and behind the last belongs to none."""
+    """The layers in order; operations before the first and after the last belong to none."""
     owners = [_owner(program, op) for op in program.ops]
     count = max((owner for owner in owners if owner is not None), default=-1) + 1
     found = []
@@ -86,7 +88,7 @@ def layers_of(program: Program) -> list[Layer]:
         while program.ops[stop].kind is Kind.MIX:  # has no weights of its own
             stop += 1
         ops = program.ops[start:stop]
-        # What other tensors are weighed by (routers, Gemma 3n's coefficients of its streams) stays in fp32.
+        # Routers, and Gemma 3n's coefficients of its streams, stay in fp32.
         rounded = [number for op in ops for number in _matrices_of(op) if program.weights[number].format.integer]
         experts = frozenset(number for op in ops if op.kind is Kind.EXPERTS for number in _matrices_of(op))
         found.append(Layer(index, start, stop, tuple(rounded), experts, tuple(_feeders(program, start, stop))))
@@ -99,18 +101,18 @@ def layers_of(program: Program) -> list[Layer]:
 
 
 def _matrices_of(op: Op) -> range:
-    """Those that multiply what an operation reads, as weights of the program."""
+    """The matrices by which an operation multiplies its input, as weights of the program."""
     count = {Kind.LINEAR: 1, Kind.EXPERTS: op.heads}.get(op.kind, 0)
     return range(op.weight, op.weight + count)
 
 
-def live_behind(program: Program, stop: int) -> list[int]:
-    """The buffers whose content operations from ``stop`` on still need."""
+def live_buffers(program: Program, stop: int) -> list[int]:
+    """The buffers that operations from ``stop`` on read before they write them."""
     needed: set[int] = set()
     written: set[int] = set()
     for op in program.ops[stop:]:
         needed |= {part.buffer for part in op.reads} - written
-        # Whoever writes a part of a buffer leaves the rest, but nobody reads columns that nobody has written.
+        # A partial write leaves the other columns, but no operation reads columns that were never written.
         written.add(op.output.buffer)
     return sorted(needed)
 
@@ -121,14 +123,14 @@ def _owner(program: Program, op: Op) -> int | None:
 
 
 def _feeders(program: Program, start: int, stop: int) -> Iterable[Feeder]:
-    """Those of the layer's norms and matrices whose outputs nothing but matrices of the layer read.
+    """The norms and matrices of a layer whose outputs are read by nothing but quantised matrices of the layer.
 
-    A norm that a router reads is none of them: of a router's weights not a bit may change.
+    Not a norm that a router reads, since no bit of a router's weights may change.
     """
     ops = program.ops
     inside = {op.weight for op in ops[start:stop] if op.kind is Kind.LINEAR}
     for pair in norm_groups(program):
-        # What is added to a norm's weights when they are read (Gemma's) is nothing that a checkpoint could divide.
+        # Gemma's norms multiply by 1 + weight, which cannot be divided in the checkpoint.
         sources = [program.weights[index].sources[0] for index in pair.vectors]
         if set(pair.matrices) <= inside and not any(source.plus for source in sources):
             yield Feeder(pair.matrices, vectors=tuple(source.name for source in sources))
@@ -139,17 +141,18 @@ def _feeders(program: Program, start: int, stop: int) -> Iterable[Feeder]:
         elif op.kind is Kind.LINEAR and op.residual.buffer < 0 and (program.weights[op.weight].gated or _homogeneous(op)):
             readers = _readers(program, number, stop)
             if readers:
-                yield _inside(program, op.weight, op.bias, tuple(readers))
+                yield _feed_forward(program, op.weight, op.bias, tuple(readers))
         elif op.kind is Kind.EXPERTS and not op.integer and op.activation is not Activation.CLAMPED_SWIGLU:
-            behind = next((later for later in ops[number + 1 : stop] if later.kind is Kind.EXPERTS), None)
-            if behind is not None and behind.input == op.output and program.weights[op.weight].gated:
+            down = next((later for later in ops[number + 1 : stop] if later.kind is Kind.EXPERTS), None)
+            if down is not None and down.input == op.output and program.weights[op.weight].gated:
                 for expert in range(op.heads):
                     bias = op.bias + expert if op.bias >= 0 else -1
-                    yield _inside(program, op.weight + expert, bias, (behind.weight + expert,))
+                    yield _feed_forward(program, op.weight + expert, bias, (down.weight + expert,))
 
 
-def _inside(program: Program, number: int, shift: int, readers: tuple[int, ...]) -> Feeder:
-    """A feed-forward's: of a gated one the rows of up."""
+def _feed_forward(program: Program, number: int, shift: int, readers: tuple[int, ...]) -> Feeder:
+    """The first matrix of a feed-forward layer; of a gated one only the rows of up, since the gate's activation is not
+    homogeneous."""
     weight = program.weights[number]
     first = weight.rows // 2 if weight.gated else 0
     bias = () if shift < 0 else _rows(program.weights[shift], first, weight.rows)
@@ -161,7 +164,7 @@ def _homogeneous(op: Op) -> bool:
 
 
 def _through_attention(program: Program, number: int, start: int, stop: int) -> Iterable[Feeder]:
-    """A factor on channels of the values goes through the attention as it is."""
+    """Attention is linear in the values, so a factor on their channels passes through it."""
     ops, op = program.ops, program.ops[number]
     readers = _readers(program, number, stop)
     if not readers:
@@ -172,15 +175,15 @@ def _through_attention(program: Program, number: int, start: int, stop: int) -> 
     maker = makers[-1]
     first = op.value.offset - ops[maker].output.offset
     last = first + op.value.width
-    if ops[maker].activation is Activation.NONE and not _touched(ops[maker + 1 : number], op.value):
+    if ops[maker].activation is Activation.NONE and not _written(ops[maker + 1 : number], op.value):
         bias = () if ops[maker].bias < 0 else _rows(program.weights[ops[maker].bias], first, last)
         repeats = op.heads // op.kv_heads
         made_by = _rows(program.weights[ops[maker].weight], first, last)
         yield Feeder(tuple(readers), (), made_by, bias, op.value_size, repeats)
 
 
-def _touched(ops: Iterable[Op], part: Slice) -> bool:
-    """Whether any of them writes into these columns."""
+def _written(ops: Iterable[Op], part: Slice) -> bool:
+    """Whether any of the operations writes to these columns."""
     for op in ops:
         out = op.input if op.kind is Kind.ROPE else op.output
         apart = out.buffer != part.buffer or out.offset >= part.offset + part.width or part.offset >= out.offset + out.width
@@ -190,7 +193,7 @@ def _touched(ops: Iterable[Op], part: Slice) -> bool:
 
 
 def _readers(program: Program, number: int, stop: int) -> list[int]:
-    """The matrices before ``stop`` that read what an operation writes; none where something else reads of it, too."""
+    """The matrices before ``stop`` that read an operation's output; empty where anything else reads it, too."""
     return [program.ops[reader].weight for reader in _reading(program, number, stop)]
 
 
@@ -218,7 +221,7 @@ def _is_rounded(program: Program, op: Op) -> bool:
 
 
 def _rows(weight: Weight, first: int, last: int) -> tuple[Rows, ...]:
-    """Where the rows (or elements) ``first`` to ``last`` of a packed weight lie in the checkpoint."""
+    """The places in the checkpoint of rows (or elements) ``first`` to ``last`` of a packed weight."""
     found, start = [], 0
     for source in weight.sources:
         ranges = []

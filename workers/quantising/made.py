@@ -1,4 +1,4 @@
-"""What the driver is told of a checkpoint that was made: it reads this without torch, which it goes without."""
+"""The summary of a quantisation, in a module without torch, which the driver does not load."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How many layers took which method, bits of a rounded weight, scales included, and how many of all experts were
-    calibrated beyond the few tokens that were sent to them."""
+    """How many layers took each method, the bits of a quantised weight, scales included, the group, the bytes of all files,
+    and how many of all experts got too few tokens (``few``), and were calibrated with additional ones."""
 
     methods: dict[str, int]
     bits: float

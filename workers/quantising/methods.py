@@ -1,4 +1,4 @@
-"""The ways to round a layer, and the choice among them by what each does to text that none of them has seen."""
+"""The methods of quantising a layer, and the choice among them by the error on held-out text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from outrider.kernels.program import Program
 from outrider.workers.quantising.forward import Buffers, Forward, Watch
 from outrider.workers.quantising.gptq import Feedback
 from outrider.workers.quantising.grids import Form, Rounded, fit, joined, nearest
-from outrider.workers.quantising.layers import Feeder, Layer, live_behind, named
+from outrider.workers.quantising.layers import Feeder, Layer, live_buffers, named
 from outrider.workers.quantising.products import second_moment
 from outrider.workers.quantising.rows import by_rows
 from outrider.workers.quantising.scales import activation_aware, apply, rounded_activations, smoothing
 
 RTN, AWQ, GPTQ, SMOOTHQUANT, AUTO = "rtn", "awq", "gptq", "smoothquant", "auto"
-# What each method does, as (who moves factors, whether errors are fed back); ``auto`` tries all of its bits' own.
+# Each method as recipes: (who moves factors between channels: AWQ, SmoothQuant or nobody; whether errors are fed back).
+# ``auto`` tries all recipes for its number of bits.
 RECIPES: dict[str, tuple[tuple[str, bool], ...]] = {
     RTN: (("", False),),
     AWQ: ((AWQ, False),),
@@ -27,19 +28,20 @@ RECIPES: dict[str, tuple[tuple[str, bool], ...]] = {
 }
 ALL_OF_4 = (("", True), (AWQ, True), (AWQ, False))
 ALL_OF_8 = (("", False), (SMOOTHQUANT, False), (SMOOTHQUANT, True))
-# A layer of so many weights takes minutes for each of these; then not all are tried on every layer.
+# A layer of so many weights takes minutes for each recipe; then all are tried only on the first layers and on one in
+# ALL_EVERY (``Choice.recipes_for``).
 LARGE_LAYER, ALL_OF_FIRST, ALL_EVERY = 100_000_000, 2, 8
-# So many tokens, of sequences from all of the text, are enough to find factors by.
+# The tokens of calibration text for finding factors, in whole sequences spread over it.
 OBSERVED_TOKENS = 4096
-# Tokens of each matrix's input that factors for int8 activations are compared by.
+# The tokens of each matrix's input by which factors for int8 activations (SmoothQuant) are compared.
 SAMPLED_TOKENS = 512
-# An expert that fewer tokens of the calibration text are sent to goes by so many of all of the layer's, too.
+# An expert with fewer tokens is calibrated with so many additional tokens of the layer (``Forward``).
 LEAST_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How layers are to be rounded; ``activations``: those that the matrices read are int8 too, one scale a token."""
+    """How layers are quantised; ``activations``: the inputs of matrices are int8 too, with one scale for each token."""
 
     method: str
     form: Form
@@ -52,10 +54,10 @@ class Choice:
         return RECIPES[self.method]
 
     def recipes_for(self, weights: int, before: list[str]) -> tuple[tuple[str, bool], ...]:
-        """Those of a layer of so many weights behind layers that took ``before``.
+        """The recipes to try on a layer of so many weights, after layers that took the methods ``before``.
 
-        Where trying all takes minutes and ``gptq`` was the best one layer earlier, it is tried alone, but for the first
-        layers and one in ``ALL_EVERY``.
+        For a large layer only GPTQ, if that was the best one layer earlier; but all of them for the first layers and for
+        one in ``ALL_EVERY``.
         """
         index = len(before)
         all_again = index < ALL_OF_FIRST or index % ALL_EVERY == 0 or before[-1] != GPTQ
@@ -68,13 +70,13 @@ class Choice:
         return self.method != RTN
 
     def watch(self) -> Watch | None:
-        """What the matrices of the rounded model do to their inputs."""
+        """Rounds the inputs of matrices as the quantised model will."""
         return (lambda number, x: rounded_activations(x)) if self.activations else None
 
 
-class Replaced(Mapping[str, Tensor]):
-    """Tensors of which some are what their rounded form stands for: expanded as they are asked for, so that not all of a
-    layer's are in memory as numbers at once. ``rounded`` may grow."""
+class DequantisedTensors(Mapping[str, Tensor]):
+    """The layer's tensors, with those in ``rounded`` dequantised when they are read, so that not all of a layer's are in
+    memory as floats at once. ``rounded`` may grow."""
 
     def __init__(self, tensors: Mapping[str, Tensor], rounded: Mapping[str, Rounded]) -> None:
         self._tensors = tensors
@@ -91,22 +93,22 @@ class Replaced(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A layer rounded in one way: its matrices as they are stored, and all its tensors as they are computed with."""
+class RoundedLayer:
+    """A layer quantised by one recipe: its matrices as stored (``rounded``), and all its tensors for computing."""
 
     name: str
     rounded: dict[str, Rounded]
     tensors: Mapping[str, Tensor]
-    # Experts that few tokens were sent to.
+    # How many experts got too few tokens.
     few: int = 0
-    # What calibration text is behind the layer, where it went through it anyway.
-    behind: Buffers | None = None
+    # The activations of calibration text after the layer, if they were computed.
+    activations: Buffers | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What calibration text showed of a layer, by matrix: ``X^T X`` a token, and some tokens of X; of experts, which are
-    many, what their inputs' channels weigh, and the factors that were found while there was more."""
+class LayerStatistics:
+    """Statistics of a layer's inputs X over calibration text, by matrix: ``X^T X / tokens`` and a sample of X. For experts,
+    which are many, only the mean square of each channel, and the factors, which are found while X is in memory."""
 
     hessians: dict[int, Tensor]
     samples: dict[int, Tensor]
@@ -115,44 +117,45 @@ class Seen:
     few: int = 0
 
 
-NOTHING = Seen({}, {}, {}, {})
+NO_STATISTICS = LayerStatistics({}, {}, {}, {})
 
 
 def observe(
     program: Program, layer: Layer, form: Form, mover: str, tensors: Mapping[str, Tensor], buffers: Buffers, length: int
-) -> Seen:
-    """Runs the layer as it is; ``buffers`` are left as they were. Factors are those that ``mover`` moves."""
-    seen = Seen({}, {}, {}, {})
+) -> LayerStatistics:
+    """Run the unrounded layer and collect statistics; ``buffers`` stay unchanged. ``mover``: whose factors to find."""
+    statistics = LayerStatistics({}, {}, {}, {})
     inside = {feeder.readers[0]: feeder for feeder in layer.feeders if feeder.readers[0] in layer.experts}
 
     def watch(number: int, x: Tensor) -> Tensor:
         sample = x[:: max(1, len(x) // SAMPLED_TOKENS)].clone()
         if number not in layer.experts:
-            seen.hessians[number], seen.samples[number] = second_moment(x), sample
+            statistics.hessians[number], statistics.samples[number] = second_moment(x), sample
             return x
-        seen.importance[number] = x.square().mean(0)
+        statistics.importance[number] = x.square().mean(0)
         if number in inside:
             matrices = [tensors[source.name] for source in program.weights[number].sources]
             hessian = second_moment(x) if mover == AWQ else None
-            seen.factors[number] = _factors(inside[number], matrices, hessian, sample, form)
+            statistics.factors[number] = _factors(inside[number], matrices, hessian, sample, form)
         return x
 
     few = set[int]()
-    after(program, layer, tensors, buffers, length, watch, few=few)
-    return replace(seen, few=len(few))
+    run_layer(program, layer, tensors, buffers, length, watch, few=few)
+    return replace(statistics, few=len(few))
 
 
 def _factors(
     feeder: Feeder, matrices: Sequence[Tensor], hessian: Tensor | None, sample: Tensor, form: Form
 ) -> Tensor | None:
-    """AWQ's where there is a Hessian, else SmoothQuant's."""
+    """AWQ's factors if a Hessian is given, else SmoothQuant's."""
     if hessian is not None:
         return activation_aware(feeder, matrices, hessian, form)
     return smoothing(feeder, matrices, sample, form)
 
 
 def some_of(layer: Layer, buffers: Buffers, length: int) -> Buffers:
-    """About ``OBSERVED_TOKENS`` of them, in whole sequences; all of them where they are shared out among experts."""
+    """About ``OBSERVED_TOKENS`` tokens, in whole sequences; all tokens for layers with experts, each of which gets a
+    part."""
     if layer.experts:
         return buffers
     found = {}
@@ -162,7 +165,7 @@ def some_of(layer: Layer, buffers: Buffers, length: int) -> Buffers:
     return found
 
 
-def after(
+def run_layer(
     program: Program,
     layer: Layer,
     tensors: Mapping[str, Tensor],
@@ -172,9 +175,9 @@ def after(
     exactly: bool = False,
     few: set[int] | None = None,
 ) -> Buffers:
-    """What later operations need of the buffers behind the layer. Calibration text need not go through it ``exactly``.
+    """Run a layer; the buffers that later operations need. Without ``exactly`` products may round their factors to bf16.
 
-    With ``few``, to which experts that few tokens are sent to are added, these are given others beside.
+    With ``few``, experts with too few tokens are given additional ones, and added to this set.
     """
     inner = dict(buffers)
     for part in _written_in_part(program, layer) & inner.keys():
@@ -183,7 +186,7 @@ def after(
     forward.run(layer.start, layer.stop, inner, torch.empty(0), watch)
     if few is not None:
         few |= forward.few
-    return {number: inner[number] for number in live_behind(program, layer.stop)}
+    return {number: inner[number] for number in live_buffers(program, layer.stop)}
 
 
 def _written_in_part(program: Program, layer: Layer) -> set[int]:
@@ -200,44 +203,44 @@ def rounded_in_all_ways(
     buffers: Buffers,
     length: int,
     recipes: Sequence[tuple[str, bool]] = (),
-) -> list[Candidate]:
-    """A candidate for each of the ``recipes``, or of the method's; ``buffers``: calibration text in front of the layer."""
-    seen, recipes = NOTHING, recipes or choice.recipes
-    # The recipes of one width of weights have one mover between them.
+) -> list[RoundedLayer]:
+    """The layer quantised by each of the ``recipes`` (by default the method's); ``buffers``: its inputs for calibration."""
+    statistics, recipes = NO_STATISTICS, recipes or choice.recipes
+    # The recipes for one number of bits have at most one mover.
     if mover := next((mover for mover, _ in recipes if mover), ""):
-        seen = observe(program, layer, choice.form, mover, tensors, some_of(layer, buffers, length), length)
+        statistics = observe(program, layer, choice.form, mover, tensors, some_of(layer, buffers, length), length)
     moved: dict[str, tuple[dict[str, Tensor], dict[int, Tensor]]] = {}
     candidates = []
     for mover, feedback in recipes:
         if mover not in moved:
-            moved[mover] = _moved(program, layer, choice.form, mover, tensors, stored, seen)
+            moved[mover] = _with_factors_moved(program, layer, choice.form, mover, tensors, stored, statistics)
         changed, importance = moved[mover]
         if feedback:
             candidates.append(_fed_back(program, layer, choice, mover, changed, buffers, length))
         else:
-            candidates.append(_nearest(program, layer, choice.form, mover, changed, importance, seen.few))
+            candidates.append(_nearest(program, layer, choice.form, mover, changed, importance, statistics.few))
     return candidates
 
 
-def _moved(
+def _with_factors_moved(
     program: Program,
     layer: Layer,
     form: Form,
     mover: str,
     tensors: Mapping[str, Tensor],
     stored: Mapping[str, torch.dtype],
-    seen: Seen,
+    statistics: LayerStatistics,
 ) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-    """The layer's tensors with factors moved as ``mover`` does, and by matrix what its inputs' channels then weigh."""
-    changed, importance = dict(tensors), dict(seen.importance)
-    hessians = dict(seen.hessians)
+    """The layer's tensors after moving factors, and by matrix the importance of its input channels after that."""
+    changed, importance = dict(tensors), dict(statistics.importance)
+    hessians = dict(statistics.hessians)
     for feeder in layer.feeders if mover else ():
         names, first = [source.name for source in named(program, feeder.readers)], feeder.readers[0]
         if first in layer.experts:
-            factors = seen.factors[first]
+            factors = statistics.factors[first]
         else:
             hessian = hessians[first] if mover == AWQ else None
-            factors = _factors(feeder, [changed[name] for name in names], hessian, seen.samples[first], form)
+            factors = _factors(feeder, [changed[name] for name in names], hessian, statistics.samples[first], form)
         if factors is not None:
             factors = apply(feeder, names, factors, changed, stored)
             for reader in feeder.readers:
@@ -256,16 +259,16 @@ def _nearest(
     tensors: Mapping[str, Tensor],
     importance: Mapping[int, Tensor],
     few: int,
-) -> Candidate:
+) -> RoundedLayer:
     rounded = {
-        source.name: _by_itself(tensors[source.name], form, importance.get(number))
+        source.name: _round_to_nearest(tensors[source.name], form, importance.get(number))
         for number in layer.rounded
         for source in program.weights[number].sources
     }
-    return Candidate(mover or RTN, rounded, Replaced(tensors, rounded), few)
+    return RoundedLayer(mover or RTN, rounded, DequantisedTensors(tensors, rounded), few)
 
 
-def _by_itself(matrix: Tensor, form: Form, importance: Tensor | None) -> Rounded:
+def _round_to_nearest(matrix: Tensor, form: Form, importance: Tensor | None) -> Rounded:
     return joined(by_rows(len(matrix), lambda rows: nearest(matrix[rows], fit(matrix[rows], form, importance), form)))
 
 
@@ -277,8 +280,9 @@ def _fed_back(
     tensors: Mapping[str, Tensor],
     buffers: Buffers,
     length: int,
-) -> Candidate:
-    """Each matrix is rounded when the text comes to it, by inputs that went through those that are rounded already."""
+) -> RoundedLayer:
+    """Run calibration text through the layer and quantise each matrix when it is reached, so that its inputs include the
+    errors of the matrices before it."""
     rounded, few = dict[str, Rounded](), set[int]()
 
     def watch(number: int, x: Tensor) -> Tensor:
@@ -288,25 +292,28 @@ def _fed_back(
             rounded[source.name] = feedback.rounded(tensors[source.name], choice.form)
         return x
 
-    changed = Replaced(tensors, rounded)
-    behind = after(program, layer, changed, buffers, length, watch, few=few)
-    return Candidate(f"{mover}+{GPTQ}" if mover else GPTQ, rounded, changed, len(few), behind)
+    changed = DequantisedTensors(tensors, rounded)
+    activations = run_layer(program, layer, changed, buffers, length, watch, few=few)
+    return RoundedLayer(f"{mover}+{GPTQ}" if mover else GPTQ, rounded, changed, len(few), activations)
 
 
 def best_of(
     program: Program,
     layer: Layer,
     choice: Choice,
-    candidates: list[Candidate],
+    candidates: list[RoundedLayer],
     tensors: Mapping[str, Tensor],
     held_out: Buffers,
     length: int,
-) -> tuple[Candidate, float, Buffers]:
-    """The one whose outputs of the layer lie nearest to the exact ones, how near (the error's share of them), and they."""
-    exact = after(program, layer, tensors, held_out, length, exactly=True)
+) -> tuple[RoundedLayer, float, Buffers]:
+    """The candidate with the smallest relative squared error of the layer's outputs on held-out text; that error, and these
+    outputs."""
+    exact = run_layer(program, layer, tensors, held_out, length, exactly=True)
     scale = sum(float(part.square().sum()) for part in exact.values())
 
-    outputs = [after(program, layer, each.tensors, held_out, length, choice.watch(), exactly=True) for each in candidates]
+    outputs = [
+        run_layer(program, layer, each.tensors, held_out, length, choice.watch(), exactly=True) for each in candidates
+    ]
     losses = [
         sum(float((found[number] - exact[number]).square().sum()) for number in exact) / (scale or 1.0) for found in outputs
     ]

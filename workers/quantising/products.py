@@ -1,8 +1,8 @@
-"""Products over calibration text, and those of what rounding has lost so far, whose factors may be rounded to bf16 first.
+"""Matrix products whose factors may be rounded to bf16: those over calibration text, and those of error feedback.
 
-With AMX that is two to three times as fast, and the text is a sample anyway: another one would change its sums by far more
-than rounding each number by a 500th does. Sums are float32, and machines without AMX round nothing. What decides between
-candidates, and what is factorised, is not multiplied so.
+With AMX they are two to three times as fast. Calibration text is a sample: another one would change the sums by far more
+than rounding each factor by 1/500. Sums are float32, and machines without AMX round nothing. Products that decide between
+candidates, and matrices that are factorised, are exact.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def rounded_factors() -> Iterator[None]:
 
 
 def second_moment(x: Tensor) -> Tensor:
-    """``X^T X`` a token."""
+    """``X^T X / tokens``."""
     with rounded_factors():
         return x.T @ x / len(x)
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be made smaller, and its place is free: told without torch, before anybody waits for cores."""
+"""Checks whether a checkpoint can be quantised, and whether --out is free: without torch, before cores are waited for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_quantisable(path: Path, out: Path, bits: int, group: int | None) -> No
 
 
 def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
-    """What its config.json says, and the program of that; a ModelError says why a checkpoint cannot be made smaller."""
+    """The checkpoint's program and its config.json; a ModelError says why it cannot be quantised."""
     if is_gguf(path):
         raise ModelError(f"{path} is a GGUF file, which is not quantised again; give the checkpoint that it was made from")
     file = path / "config.json"
@@ -53,7 +53,7 @@ def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
 
 
 def group_of(program: Program, bits: int, group: int | None) -> int:
-    """How many weights share a scale, 0 for those of a whole row; a UsageError where that cannot be."""
+    """The quantisation group, 0 for a whole row; a UsageError where ``group`` is not possible."""
     if bits == 8:
         if group is not None:
             raise UsageError("--group: 8 bits have one scale a row, as their readers want it; leave it out")
@@ -71,7 +71,7 @@ def group_of(program: Program, bits: int, group: int | None) -> int:
 
 
 def check_free(out: Path, source: Path) -> None:
-    """Refuse a place that holds something, and a model without weights."""
+    """Refuse a path that exists, and a model without weights."""
     if out.exists() or out.is_symlink():
         raise UsageError(f"--out: {out} is there already; name a folder that is not, or remove it")
     if not weight_files(source):

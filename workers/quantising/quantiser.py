@@ -1,4 +1,4 @@
-"""A checkpoint made smaller, one decoder layer after the other: what is in memory is one of them and the activations."""
+"""Quantises a checkpoint, one decoder layer after the other: one layer and the activations are in memory."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from outrider.workers.quantising.made import Made
 from outrider.workers.quantising.methods import (
     GPTQ,
     Choice,
-    after,
     best_of,
     rounded_in_all_ways,
+    run_layer,
 )
 from outrider.workers.quantising.quantisable import check_free, described_program, group_of
 
-# Raised with whatever changes the bytes that come of a plan: a run that was killed goes on with its own version only.
+# Raised with every change of the bytes that a plan gives: a killed run is continued by the same version only.
 VERSION = 4
-# One window in so many is not calibrated on; the ways to round a layer are compared by it.
+# One window in so many is held out of calibration; recipes are compared by it.
 HELD_OUT_EVERY = 8
 EXPERT = re.compile(r"\.experts\.\d+\.")
-# Under which a layer's file says how many of its experts few tokens came to.
+# The key in a layer's record for the number of its experts with too few tokens.
 FEW = "few"
 SCALE_TYPES = {"bfloat16": torch.bfloat16}
 
@@ -49,7 +49,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked for. ``windows`` of calibration text are of equal length; a method that needs none gets none."""
+    """The options of a quantisation. ``windows`` of calibration text have equal lengths; empty for a method that needs
+    none."""
 
     path: str
     out: str
@@ -63,7 +64,7 @@ class Wanted:
 
 
 def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[str, Any]]:
-    """Of a checkpoint that can be made smaller, with the head that its weights hold, and its configuration."""
+    """The program of a checkpoint that can be quantised, with its own LM head if it has one, and its configuration."""
     program, values = described_program(path)
     checkpoint = open_checkpoint(path, allow_pickle)
     try:
@@ -77,13 +78,13 @@ def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[st
 
 
 def choice_of(bits: int, method: str, group: int | None, program: Program, dtype: str) -> Choice:
-    """The form that the matrices take; a UsageError where it cannot be."""
+    """The form of the quantised matrices; a UsageError where it is not possible."""
     form = Form(bits, group_of(program, bits, group), True, SCALE_TYPES.get(dtype, torch.float16))
     return Choice(method, form, activations=bits == 8)
 
 
 def quantise(wanted: Wanted, tell: Tell) -> Made:
-    """``tell`` hears how far it is. A run that was killed goes on at the layer where it was, to the same bytes."""
+    """``tell`` gets lines of progress. A killed run is continued at its layer, with the same bytes as result."""
     model_info = read_model_info(wanted.path)
     check_unchanged(model_info.path, wanted.digest)
     source, out = Path(model_info.path), Path(wanted.out)
@@ -139,14 +140,14 @@ class _Quantiser:
         if len(windows) < HELD_OUT_EVERY:
             held = torch.arange(len(windows)) == len(windows) - 1
         self._length = windows.shape[1] if len(windows) else 0
-        # Those held out stand behind the others.
+        # The held-out windows come last.
         self._tokens = torch.cat([windows[~held], windows[held]]).flatten()
         self._calibrating = int((~held).sum()) * self._length
 
     def run(self) -> None:
         done, state = self._folder.done()
         if self._choice.calibrated and state is None and done < len(self._layers):
-            # Killed before the first activations were kept.
+            # The run was killed before it kept the first activations.
             done = 0
         if done:
             self._tell(f"going on behind layer {done} of {len(self._layers)}")
@@ -155,7 +156,7 @@ class _Quantiser:
             buffers = self._round(layer, buffers)
 
     def _beginning(self) -> Buffers:
-        """Embeddings and the like, of all calibration text."""
+        """The operations before the first layer, over all calibration text."""
         first = self._layers[0].start
         named = [source for op in self._program.ops[:first] for index in (op.weight, op.bias) if index >= 0
                  for source in self._program.weights[index].sources]  # fmt: skip
@@ -176,7 +177,7 @@ class _Quantiser:
         best = candidates[0]
         if choice.calibrated:
             best, loss, last = best_of(program, layer, choice, candidates, tensors, held_out, length)
-            first = best.behind or after(program, layer, best.tensors, calibrating, length, choice.watch())
+            first = best.activations or run_layer(program, layer, best.tensors, calibrating, length, choice.watch())
             behind = {number: torch.cat([first[number], last[number]]) for number in first}
         shapes = {tensor.name: tensor.stored or tensor.shape for tensor in layer.tensors(program)}
         names = names_in(self._checkpoint, layer.tensors(program))
@@ -214,8 +215,8 @@ def _finished(
     tensors, stored = read(checkpoint, list(outside.values()))
     own = names_in(checkpoint, [part for weight in program.weights for part in weight.sources])
     rest = {own.get(name, name): tensor.to(stored[name]) for name, tensor in tensors.items()}
-    # Linear layers outside of the decoder's: the head, and OPT's projections. A head that is the embedding is one, too. And
-    # within them what is no linear layer here: the matrices that latent attention has for each head.
+    # Names to ignore: linear layers outside of the decoder layers (the LM head, also if it is tied, and OPT's projections),
+    # and matrices within them that are not quantised (those that latent attention has for each head).
     rounded = {tensor.name for layer in layers for tensor in layer.matrices(program)}
     names = {
         part.name.removesuffix(".weight")
@@ -225,7 +226,7 @@ def _finished(
         if part.name not in rounded
     }
     embeddings = {name for name in names if name.rpartition(".")[2] in ("embed_tokens", "wte")}
-    # Routers by both names that readers may know them by.
+    # Routers by their names here and in the checkpoint, since readers may use either.
     others = {own[f"{name}.weight"].removesuffix(".weight") for name in names if f"{name}.weight" in own}
     ignored = sorted((names - embeddings) | others | {"lm_head"})
     told = [folder.told(layer.index)["method"] for layer in layers]
@@ -252,15 +253,15 @@ def _stored_bits(program: Program, layers: list[Layer], form: Form) -> int:
 
 
 def experts_of(program: Program, layer: Layer) -> int:
-    """How many a layer has."""
+    """The number of experts of a layer."""
     return max((op.heads for op in program.ops[layer.start : layer.stop] if op.kind is Kind.EXPERTS), default=0)
 
 
 def names_in(checkpoint: Checkpoint, named: list[Named]) -> dict[str, str]:
-    """What the checkpoint calls those tensors that lie by themselves under the names of the family's makers.
+    """The checkpoint's own names of tensors that have another name here, such as Mixtral's experts: readers expect them.
 
-    Mixtral's experts, for example: readers know them by these. A checkpoint of the bare decoder, and a head by another
-    name, are written by the usual ones.
+    Not for experts stored together, nor for a bare decoder (without "model.") or an LM head by another name, which are
+    written under the usual names.
     """
     found = {}
     for each in named:

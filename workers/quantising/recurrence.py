@@ -1,4 +1,4 @@
-"""What goes from token to token of a sequence, in torch: short convolutions and gated delta nets (kernels/builder.py)."""
+"""Recurrent operations in torch: short convolutions and gated delta nets (defined in kernels/builder.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.kernels.program import Op
 
 
 def convolve(x: Tensor, taps: Tensor, bias: Tensor | None, length: int) -> Tensor:
-    """``taps``: [columns, 1, taps], a token's own last; before a sequence's first token there is nothing."""
+    """``taps``: [columns, 1, taps], the last one for the token itself; zeros before a sequence's first token."""
     sequences = x.reshape(-1, length, x.shape[1]).transpose(1, 2)
     padded = F.pad(sequences, (taps.shape[-1] - 1, 0))
     return F.conv1d(padded, taps, bias, groups=x.shape[1]).transpose(1, 2).reshape(x.shape)
@@ -19,8 +19,8 @@ def convolve(x: Tensor, taps: Tensor, bias: Tensor | None, length: int) -> Tenso
 def delta(
     op: Op, query: Tensor, key: Tensor, value: Tensor, gates: Tensor, decay: Tensor, shift: Tensor, length: int
 ) -> Tensor:
-    """Token by token, all sequences at once: the state forgets, is corrected where the key reads something else than the
-    value, and is read."""
+    """The gated delta rule, token by token, all sequences at once: S *= kept; S += k (rate (v - k^T S))^T; output = scale
+    q^T S."""
     queries, keys = (_unit(op, part).reshape(-1, length, op.kv_heads, op.head_size) for part in (query, key))
     values = value.reshape(-1, length, op.heads, value.shape[1] // op.heads)
     rates = (gates[:, : op.heads].sigmoid() * (op.cap or 1.0)).view(-1, length, op.heads)

@@ -1,4 +1,4 @@
-"""Which experts each token takes, and the sum of what they make of it, in torch: kernels/builder.py says what is meant."""
+"""Routers of mixtures of experts, and the weighted sum of experts' outputs, in torch (defined in kernels/builder.py)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from outrider.kernels.program import Op, Routing
 
-# Those whose weights are the scores' own shares, which nothing divides by the sum of the chosen ones'.
-UNSHARED = (Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SOFTMAX_GROUPS)
+# Kinds of routing whose weights are not divided by their sum over the chosen experts.
+NOT_NORMALISED = (Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SOFTMAX_GROUPS)
 
 
 def route(op: Op, scores: Tensor, corrections: Tensor | None, factors: Tensor | None) -> Tensor:
-    """[tokens, 2 chosen]: the numbers of the best experts, of equals the first, and then their weights."""
+    """[tokens, 2 * chosen]: the indices of the best experts (of equal scores the first), then their weights."""
     if op.integer == Routing.SPARSE_MIXER:
         return _mix_sparsely(op, scores)
     by_sigmoid = op.integer in (Routing.SIGMOID_EACH, Routing.SIGMOID_SHARE)
@@ -21,7 +21,7 @@ def route(op: Op, scores: Tensor, corrections: Tensor | None, factors: Tensor | 
     values = values if corrections is None else values + corrections
     best = _highest(_of_groups(op, values) if op.head_size else values, op.kv_heads)
     weights = chances.gather(1, best)
-    if op.integer not in UNSHARED:
+    if op.integer not in NOT_NORMALISED:
         total = weights.sum(dim=1, keepdim=True)
         if op.integer == Routing.SIGMOID_SHARE:
             total = total + op.epsilon
@@ -37,7 +37,7 @@ def _highest(values: Tensor, count: int) -> Tensor:
 
 
 def _of_groups(op: Op, values: Tensor) -> Tensor:
-    """Those of groups that are not chosen are out."""
+    """-infinity for experts of groups that are not chosen."""
     groups = values.view(len(values), -1, op.head_size)
     counted = 1 if op.integer == Routing.SOFTMAX_GROUPS else 2
     kept = _highest(groups.topk(counted, dim=2).values.sum(dim=2), op.window)
@@ -46,12 +46,12 @@ def _of_groups(op: Op, values: Tensor) -> Tensor:
 
 
 def _mix_sparsely(op: Op, scores: Tensor) -> Tensor:
-    """Two experts; each has its share of a softmax over what is no better, and near."""
+    """Phi-MoE's SparseMixer: two experts, each with its share of a softmax over scores that are not larger, and close."""
     left, best, weights = scores, [], []
     for _ in range(2):
         number = left.argmax(dim=1, keepdim=True)
         top = left.gather(1, number)
-        # A score of zero that is the best of all is near to itself.
+        # size == 0 only where all scores are 0: these are close to each other.
         size = torch.maximum(scores.abs(), top)
         far = torch.where(size > 0, (top - scores) / size, 0.0) > op.epsilon
         weights.append(op.scale / (left - top).exp().masked_fill(far, 0.0).sum(dim=1, keepdim=True))
@@ -61,7 +61,7 @@ def _mix_sparsely(op: Op, scores: Tensor) -> Tensor:
 
 
 def mix(op: Op, products: Tensor, routed: Tensor) -> Tensor:
-    """The sum of a token's products; not weighed where ``op.integer`` says so."""
+    """The sum of a token's expert outputs, weighted unless ``op.integer``."""
     each = products.reshape(len(products), op.kv_heads, -1)[:, :, : op.output.width]
     weighed = each if op.integer else each * routed[:, op.kv_heads :, None]
     return weighed.sum(dim=1) * op.scale

@@ -1,6 +1,6 @@
-"""Work on shares of a matrix's rows, side by side.
+"""Work on the rows of a matrix in parallel.
 
-What is done a column at a time is too little for torch to share out among its threads by itself.
+Operations on one column are too small for torch to divide among its threads by itself.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import TypeVar
 
 import torch
 
-# Of fewer rows a column's work is less than what it costs to ask for it.
+# The least rows of a share: with fewer, calling an operation takes longer than the operation.
 LEAST_ROWS = 512
 
 T = TypeVar("T")
 
 
 def by_rows(rows: int, work: Callable[[slice], T]) -> list[T]:
-    """What ``work`` makes of each share, in order: as many as torch has threads, each on one of them."""
+    """The results of ``work`` on each share of the rows, in order: as many shares as torch has threads, each on one
+    thread."""
     threads = torch.get_num_threads()
     shares = min(threads, rows // LEAST_ROWS)
     if shares < 2:

@@ -1,9 +1,9 @@
-"""Factors that move difficulty between channels and the weights that read them, found by search.
+"""AWQ's and SmoothQuant's factors: a channel is divided by a factor, and the weights that read it multiplied by it.
 
-Rounding loses least where every weight matters alike. A channel of large activations makes its weights matter more, so they
-are multiplied by a factor, and what makes the channel is divided by it (AWQ): the function stays what it was. For int8
-activations, the channels' outliers go into the weights (SmoothQuant). Either way the exponent that sets the factors is the
-one with the least measured loss; no factors at all are tried too.
+The function stays the same, but its rounding error changes. The weights of a channel with large activations matter more, so
+a larger factor protects them (AWQ). For int8 activations, a factor takes a channel's outliers into the weights
+(SmoothQuant). Factors are a power of the channel's size; the exponent is that with the smallest measured error, and no
+factors are tried, too.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from outrider.workers.quantising.layers import Feeder, Rows
 
 EXPONENTS = 20
 SMOOTHING = (0.35, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
-# Enough rows of each matrix to compare factors by.
+# Factors are compared on so many rows of each matrix.
 MOST_ROWS = 256
 SMALLEST = 1e-6
 LARGEST_FACTOR = 1e4
 
 
 def activation_aware(feeder: Feeder, matrices: Sequence[Tensor], hessian: Tensor, form: Form) -> Tensor | None:
-    """AWQ's factors of the channels that ``matrices`` read; None where none lose less than some."""
+    """AWQ's factors for the channels that ``matrices`` read; None where the error is smallest without factors."""
     importance = hessian.diagonal()
     size = importance.clamp_min(0).sqrt()
     sampled = torch.cat([_some_rows(matrix) for matrix in matrices])
@@ -41,7 +41,7 @@ def activation_aware(feeder: Feeder, matrices: Sequence[Tensor], hessian: Tensor
 
 
 def smoothing(feeder: Feeder, matrices: Sequence[Tensor], inputs: Tensor, form: Form) -> Tensor | None:
-    """SmoothQuant's factors, by the loss on a sample of the ``inputs`` with both sides rounded."""
+    """SmoothQuant's factors, by the error on a sample of the ``inputs`` with inputs and weights rounded; None as above."""
     sampled = torch.cat([_some_rows(matrix) for matrix in matrices])
     exact = inputs @ sampled.T
     largest = _shared(inputs.abs().amax(0), feeder).clamp_min(SMALLEST)
@@ -57,7 +57,7 @@ def smoothing(feeder: Feeder, matrices: Sequence[Tensor], inputs: Tensor, form: 
 
 
 def rounded_activations(x: Tensor) -> Tensor:
-    """As int8 with one scale a token."""
+    """Rounded to int8 with one scale for each token, and dequantised."""
     scale = (x.abs().amax(1, keepdim=True) / 127).clamp_min(1e-10)
     return torch.round(x / scale).clamp_(-128, 127).mul_(scale)
 
@@ -69,9 +69,10 @@ def apply(
     tensors: MutableMapping[str, Tensor],
     stored: Mapping[str, torch.dtype],
 ) -> Tensor:
-    """Multiply the columns of the matrices ``names`` and divide what feeds them, in ``tensors``. Returns what was applied.
+    """Multiply the columns of the matrices ``names`` and divide their feeder, in ``tensors``; returns the factors applied.
 
-    A norm's gain is stored in few bits: the matrices take what its rounding has made of the factor, so the product stays.
+    A norm's gain is rounded to the type that it is stored in, so the factors become gain / (rounded gain): the product is
+    then the same.
     """
     if feeder.vectors:
         gain = feeder.vectors[0]
@@ -80,7 +81,7 @@ def apply(
         for name in feeder.vectors:
             tensors[name] = (tensors[name] / factors).to(stored[name]).float()
     else:
-        # One factor for a channel that several heads read.
+        # Heads that share a channel have the same factor.
         single = factors.view(-1, feeder.repeats, feeder.head_size)[:, 0].reshape(-1) if feeder.repeats > 1 else factors
         _divide(feeder.rows, single, tensors, None)
         _divide(feeder.bias_rows, single, tensors, stored)
@@ -107,7 +108,7 @@ def _some_rows(matrix: Tensor) -> Tensor:
 
 
 def _shared(size: Tensor, feeder: Feeder) -> Tensor:
-    """Where several heads read one channel of the values, the largest of what they say."""
+    """Where several heads read one channel of the values, the largest of their sizes."""
     if feeder.repeats == 1:
         return size
     heads = size.view(-1, feeder.repeats, feeder.head_size)

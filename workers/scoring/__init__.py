@@ -1,1 +1,1 @@
-"""How well a model predicts a text, and how far two models lie apart on it."""
+"""Perplexity of a model on a text, and KL divergence and agreement of two models."""

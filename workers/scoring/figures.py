@@ -1,4 +1,4 @@
-"""The arithmetic of perplexity, KL divergence and agreement, over the logits of one pass after the other."""
+"""Perplexity, KL divergence and agreement, summed over the logits of successive passes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Sums over scored tokens: their negative log-likelihoods in nats, and against another model its own likewise, the
-    divergences of this model's distributions from the other's, and how many first choices were the same."""
+    """Sums over scored tokens: negative log-likelihoods in nats of this model (``loss``) and of the other, KL divergences,
+    and how often both have the same most likely token."""
 
     tokens: int = 0
     loss: float = 0.0
@@ -39,7 +39,7 @@ class Figures:
 
     @property
     def kl(self) -> float:
-        """Mean of KL(other || this), in nats a token: what is lost by taking this model's distribution for the other's."""
+        """The mean of KL(other || this), in nats a token."""
         return self.divergence / self.tokens
 
     @property
@@ -49,22 +49,23 @@ class Figures:
 
 def _perplexity(loss: float, tokens: int) -> float:
     mean = loss / tokens
-    # A model may rule a token out altogether.
+    # A token may have probability 0.
     return math.exp(mean) if mean < 700 else math.inf
 
 
 def of_logits(logits: NDArray[np.float32], wanted: NDArray[np.int64]) -> Figures:
-    """Of one model: ``logits[i]`` are its scores of the token that is ``wanted[i]``."""
+    """The figures of one model: ``wanted[i]`` is the token that ``logits[i]`` predict."""
     return Figures(len(wanted), loss=float(-_log_probabilities(logits)[np.arange(len(wanted)), wanted].sum()))
 
 
 def of_two(logits: NDArray[np.float32], other: NDArray[np.float32], wanted: NDArray[np.int64]) -> Figures:
-    """Of a model and the one that it is held against. One may know more ids, of padding: the shared ones are compared."""
+    """The figures of a model and the one that it is compared with. Only tokens that both score are compared (one may have
+    more, as padding)."""
     shared = min(logits.shape[1], other.shape[1])
     places = np.arange(len(wanted))
     loss, other_loss = (float(-_log_probabilities(each)[places, wanted].sum()) for each in (logits, other))
     ours, theirs = _log_probabilities(logits[:, :shared]), _log_probabilities(other[:, :shared])
-    # What the other rules out adds nothing, even where this model does, too.
+    # p log(p / q) is 0 where p is 0, even where q is 0 as well.
     with np.errstate(invalid="ignore"):
         terms = np.where(np.isneginf(theirs), 0.0, np.exp(theirs) * (theirs - ours))
     same = int((logits[:, :shared].argmax(axis=1) == other[:, :shared].argmax(axis=1)).sum())

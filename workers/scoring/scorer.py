@@ -1,4 +1,4 @@
-"""One model, or two side by side, fed windows of text: what their logits say of it."""
+"""Feeds windows of text to one model or to two, and sums up their figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.workers.scoring.windows import Window, tokens_of_a_pass
 
 
 class Scorer:
-    """``against`` is what the first model is held against. Both are held in memory."""
+    """``against`` is the model that the first one is compared with. Both are in memory."""
 
     def __init__(self, model: ModelSpec, against: ModelSpec | None = None) -> None:
         opened = [open_model(spec) for spec in (model, against) if spec is not None]
@@ -25,7 +25,7 @@ class Scorer:
         self._most = tokens_of_a_pass(widest)
 
     def score(self, windows: Sequence[Window]) -> Figures:
-        """The windows are rows of the same passes as far as they fit into one, so that short texts are fed together."""
+        """As many windows as fit are rows of one pass, so that short texts are fed together."""
         total = Figures()
         waiting: list[Window] = []
         for window in windows:
@@ -41,7 +41,7 @@ class Scorer:
                 engine.open(row, Sampling(), len(window.tokens))
         try:
             total, start = Figures(), 0
-            # More than one window is as much as a pass takes; one may take several.
+            # Several windows fit into one pass; a single one may take several passes.
             longest = max(len(window.tokens) for window in windows)
             while start < longest - 1:
                 total += self._pass(windows, start, start + self._most)
@@ -53,13 +53,13 @@ class Scorer:
                     engine.close(row)
 
     def _pass(self, windows: Sequence[Window], start: int, stop: int) -> Figures:
-        """Feeds each window's tokens from ``start`` to ``stop``, without its last one, behind which nothing is asked."""
+        """Feed each window's tokens from ``start`` to ``stop``, without its last one, after which nothing is scored."""
         feeds: list[Feed] = []
         wanted: list[int] = []
         for row, window in enumerate(windows):
             end = min(stop, len(window.tokens) - 1)
             if start < end:
-                # The logits after a token are of the one behind it.
+                # The logits after a token predict the next one.
                 scored = max(0, end - max(start, window.first - 1))
                 feeds.append(Feed(row, window.tokens[start:end], scored))
                 wanted.extend(window.tokens[end - scored + 1 : end + 1])

@@ -1,17 +1,17 @@
-"""A text in windows that fit into a model's context: which tokens are fed together, and which of them count."""
+"""Divides a text into windows that fit into a model's context, and says which of their tokens are scored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-# What perplexities of models with longer contexts are usually given for.
+# The usual window for perplexity, also of models with longer contexts.
 USUAL = 2048
-# Logits of one pass, as float32; the arithmetic on them takes a few times as much.
+# The bytes of one pass's logits, as float32; the arithmetic on them takes a few times as many.
 PASS_BYTES = 64 << 20
 MOST_TOKENS = 512
 LOGIT_BYTES = 4
-# How many times what its logits take a pass takes in all, as measured: for one model, or for two side by side.
+# The memory of a pass / that of its logits, as measured, for one model and for two.
 TIMES_LOGITS = {1: 6, 2: 12}
 
 
@@ -20,13 +20,13 @@ def tokens_of_a_pass(vocabulary: int) -> int:
 
 
 def pass_bytes(models: int, vocabulary: int) -> int:
-    """What a pass takes beside what the models work in."""
+    """The memory of a pass, without that of the engines."""
     return TIMES_LOGITS[models] * LOGIT_BYTES * vocabulary * tokens_of_a_pass(vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens that are fed together; those from ``first`` on are scored, each by what stands before it in the window."""
+    """Tokens that are fed together; those from ``first`` on are scored, each given the tokens before it in the window."""
 
     tokens: tuple[int, ...]
     first: int

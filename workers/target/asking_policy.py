@@ -1,4 +1,5 @@
-"""Who is asked for how many candidates, and when: the slots of a pass, given by costs and by what was accepted so far."""
+"""How many candidates to ask for, for which rows, and when: by the costs of passes and drafting, and by acceptance so
+far."""
 
 from __future__ import annotations
 
@@ -34,18 +35,18 @@ from outrider.workers.target.slots import (
 )
 from outrider.workers.target.suffix_finder import SuffixFinder
 
-# However seldom candidates miss, a row may be one of which they do.
+# The least miss rate (1 - acceptance) that is assumed.
 LEAST_MISS = 0.01
-# A row is believed to miss as often as all others with the weight of this many misses: after two in a row in a job whose
-# candidates are mostly accepted it would else be asked for nothing any more, and show nothing better.
+# The prior of a row's acceptance is that of all rows, with the weight of this many misses. With less, a row that begins
+# with two misses in a job of high acceptance would never be asked for candidates again.
 NEW_ROW_MISSES = 2.0
-# What a draft takes is measured on so many rows, if there are more: it may have much to read for each.
+# While the draft's costs are unknown it is asked about so many rows at most, since it has to read each of them.
 FIRST_ROWS = 4
 NOTHING: Reaches = ()
 
 
 class AskingPolicy:
-    """``draft_tokens`` is k where the user has fixed it. ``verify_seconds`` is what passes cost, by their tokens."""
+    """``draft_tokens`` is k where the user has fixed it; ``verify_seconds`` the cost of a pass by its number of tokens."""
 
     def __init__(
         self,
@@ -65,27 +66,27 @@ class AskingPolicy:
         self._context = context
         self._probing = speculation.Probing()
         self._backoff = speculation.DecisionBackoff()
-        # What a new row is believed to accept.
+        # Over all rows: the prior of a new one.
         self._acceptance = Acceptance(decay=speculation.SLOW_DECAY)
         self._positions = PositionChances()
         self._runner_up_gains = speculation.RunnerUpGains()
-        self._tokens_a_choice = speculation.TokensAChoice()
+        self._tokens_per_choice = speculation.TokensPerChoice()
         self._trust = speculation.Trust()
 
     def request(self, rows: Sequence[LiveRow]) -> tuple[CandidateRequest, Forecast | None]:
-        """What these rows, past their prompts, are to be asked for, and what the round with it should take and bring."""
+        """The request for these rows, which have read their prompts, and the forecast of the round with it."""
         if not rows:
             return CandidateRequest([]), None
         draft_cost = self._proposer.draft_cost(len(rows))
         if draft_cost is not None:
             draft_cost = draft_cost.of_rows(len(rows), self.verify_seconds)
-        # The last token of a row is always the target's own, so a candidate for it would be wasted.
+        # The target chooses one more token than it accepts, so a candidate for a row's last token would be wasted.
         room = [max(0, min(live.remaining - 1, self._context - len(live.tokens))) for live in rows]
-        # A layout without candidates is without found ones too.
+        # draft_tokens == 0 (plain decoding) excludes candidates from texts, too.
         reaches = None if self._finder is None or self.draft_tokens == 0 else self._finder.find(rows)
-        looks = self.draft_tokens is not None or self._backoff.due()
-        drafted = NOTHING if draft_cost is None or self.draft_tokens == 0 or not looks else self._reaches(rows, room)
-        wanted = self._wanted(rows, drafted, draft_cost if looks else None)
+        decides = self.draft_tokens is not None or self._backoff.due()
+        drafted = NOTHING if draft_cost is None or self.draft_tokens == 0 or not decides else self._reaches(rows, room)
+        wanted = self._wanted(rows, drafted, draft_cost if decides else None)
         wanted = replace(wanted, counts=list(map(min, wanted.counts, room)))
         if reaches is not None:
             most = room if self.draft_tokens is None else [min(self.draft_tokens, each) for each in room]
@@ -97,28 +98,28 @@ class AskingPolicy:
         forecast = self._forecast(rows, drafted, wanted, draft_cost or DraftCost(0.0))
         chances = self._runner_up_chances(rows, wanted.counts, forecast) if any(wanted.counts) else ()
         if draft_cost is not None and draft_cost.rows != 0 and self.draft_tokens is None and wanted.gain:
-            wanted = replace(wanted, counts=self._as_deep_as_any(rows, wanted, draft_cost, room))
+            wanted = replace(wanted, counts=self._to_common_depth(rows, wanted, draft_cost, room))
         if self.draft_tokens is None:
             wanted = replace(wanted, counts=self._with_forced(rows, wanted, room))
         return replace(wanted, runner_up_chances=chances, rate=forecast.rate), forecast
 
-    def filled(
+    def cut_to_slots(
         self, proposals: list[Proposal], pending: int, forecast: Forecast, constrained: Collection[int] = ()
     ) -> list[Proposal]:
-        """What there is, cut down to those candidates that share the pass over so many other tokens.
+        """The proposals, cut to those candidates that are worth their slot in a pass over ``pending`` other tokens.
 
-        By now the chance of each is known, and the time that went into making them is spent.
+        The reach of each is known by now, and the time of drafting is spent.
         """
         if self.draft_tokens is not None or sum(bool(proposal.reaches) for proposal in proposals) < 2:
             return proposals
-        # Candidates of which nobody knows how likely they are are verified.
+        # Candidates without known reaches are all verified.
         fed = pending + sum(
             len(proposal.runners_up) + (0 if proposal.reaches else len(proposal.tokens)) for proposal in proposals
         )
         reaches = side_by_side([proposal.reaches for proposal in proposals])
         gains = reaches.copy()
         for at in constrained:
-            # What is forced is exactly as likely as what it comes behind.
+            # A forced token has the same reach as the one before it, and no gain of its own.
             gains[at, 1:][reaches[at, 1:] == reaches[at, :-1]] = 0.0
 
         def seconds(tokens: int) -> float:
@@ -135,34 +136,34 @@ class AskingPolicy:
         return Acceptance(chance, NEW_ROW_MISSES / max(1.0 - chance, LEAST_MISS))
 
     def layout_changed(self) -> None:
-        """In another layout what did not pay may do so."""
+        """Decide anew: asking may pay in another layout."""
         self._backoff.reset()
         self._trust = speculation.Trust()
 
     def observe_round(self, done: Round, asked: bool, seconds: float) -> None:
-        """What came of what was forecast; ``asked`` says whether the draft was."""
+        """Compare a round with its forecast; ``asked``: the draft was asked."""
         if done.forecast is not None and done.steady:
             self._trust.observe(asked, done.gained, seconds, done.forecast.tokens, done.forecast.seconds)
 
     def observe_row(self, live: LiveRow, proposed: int, accepted: int) -> None:
-        """So many of a row's candidates were accepted."""
+        """A row had ``proposed`` candidates, of which ``accepted`` were accepted."""
         if proposed:
             live.acceptance.observe(proposed, accepted)
             self._acceptance.observe(proposed, accepted)
             self._positions.observe(proposed, accepted)
 
     def observe_forced(self, choices: int, tokens: int) -> None:
-        """A row under a constraint has written so many tokens by so many choices."""
-        self._tokens_a_choice.observe(choices, tokens)
+        """A row under a grammar has written ``tokens`` with ``choices``; the others were forced."""
+        self._tokens_per_choice.observe(choices, tokens)
 
     def observe_runners_up(self, rows: int, tried: int, accepted: int) -> None:
-        """Of a round in which ``rows`` had candidates: runners-up that were tried, and those that were accepted."""
+        """In a round in which ``rows`` had candidates, so many runners-up were verified and accepted."""
         self._runner_up_gains.observe(rows, tried, accepted)
 
     def _reaches(self, rows: Sequence[LiveRow], room: Sequence[int]) -> Reaches:
-        """What is to be expected of a draft's candidates, each with all before it.
+        """The expected reaches of a draft's candidates: reach_i = product over j <= i of (1 - factor * (1 - chance_j)).
 
-        A row's candidates miss so many times as often as those of all rows, whatever their position.
+        chance_j is the acceptance at position j in all rows, ``factor`` the row's miss rate over that of all rows.
         """
         usual = max(1.0 - self._acceptance.chance, LEAST_MISS)
         if len(rows) == 1:
@@ -186,7 +187,8 @@ class AskingPolicy:
             return CandidateRequest([self.draft_tokens] * len(rows))
         request = self._best_request(rows, reaches, draft_cost)
         if len(rows) == 1 and not any(request.counts):
-            # A few misses would end the asking for hundreds of rounds. Rows side by side soon tell what a draft is worth.
+            # With one row, a few misses would end the asking for hundreds of rounds, so upper confidence bounds decide.
+            # With several rows there are soon enough observations.
             reaches = [self._positions.upper_bounds(reaches[0])]
             request = self._best_request(rows, reaches, draft_cost)
         wanted = {at for at, count in enumerate(request.counts) if count}
@@ -194,7 +196,7 @@ class AskingPolicy:
         if draft_cost.rows == 0:
             taken = set(sorted(taken, key=lambda at: self._proposer.unread(rows[at]))[:FIRST_ROWS])
         if taken < wanted:
-            # A step is made for those that are left.
+            # Decided again for the rows that are left, since a step's cost is shared by fewer.
             left = [each if at in taken else () for at, each in enumerate(reaches)]
             request = self._best_request(rows, left, draft_cost)
         asks = any(request.counts)
@@ -207,33 +209,32 @@ class AskingPolicy:
         return best_request(reaches, self._pass_seconds(rows), draft_cost, self.layout_kind, _fed(rows), self._trust.share)
 
     def _pass_seconds(self, rows: Sequence[LiveRow]) -> PassSeconds:
-        """Of a pass by its tokens, where each candidate brings along what is forced behind it."""
-        width, fed, seconds = self._width(rows), _fed(rows), self._seconds_behind(rows)
-        return seconds if width == 1.0 else lambda tokens: seconds(fed + round((tokens - fed) * width))
+        """Seconds of a pass by its tokens, where each candidate also feeds the tokens that are forced after it."""
+        per_candidate, fed, seconds = self._tokens_per_candidate(rows), _fed(rows), self._seconds_with_context(rows)
+        return seconds if per_candidate == 1.0 else lambda tokens: seconds(fed + round((tokens - fed) * per_candidate))
 
-    def _seconds_behind(self, rows: Sequence[LiveRow]) -> PassSeconds:
+    def _seconds_with_context(self, rows: Sequence[LiveRow]) -> PassSeconds:
         return partial(self.verify_seconds, context=context_of(rows))
 
-    def _width(self, rows: Sequence[LiveRow]) -> float:
+    def _tokens_per_candidate(self, rows: Sequence[LiveRow]) -> float:
         constrained = sum(live.matching is not None for live in rows)
-        return 1.0 + constrained / len(rows) * (self._tokens_a_choice.usual - 1.0)
+        return 1.0 + constrained / len(rows) * (self._tokens_per_choice.usual - 1.0)
 
     def _with_forced(self, rows: Sequence[LiveRow], wanted: CandidateRequest, room: Sequence[int]) -> list[int]:
-        """Counts of tokens, where those of a draft have been of choices."""
-        usual = self._tokens_a_choice.usual
+        """Counts in tokens, forced ones included, where the draft's counts were of choices."""
+        usual = self._tokens_per_choice.usual
         return [
             count if at in wanted.found or rows[at].matching is None else min(room[at], math.ceil(count * usual))
             for at, count in enumerate(wanted.counts)
         ]
 
-    def _as_deep_as_any(
+    def _to_common_depth(
         self, rows: Sequence[LiveRow], wanted: CandidateRequest, draft_cost: DraftCost, room: Sequence[int]
     ) -> list[int]:
-        """The draft's steps are made for all rows together, and it knows of each candidate how likely that one is.
+        """The largest count, for every row that may have candidates: the draft's steps are made for all rows together.
 
-        So every row may go as deep as any, and those that turn out likely enough get the slots, whoever's they are:
-        the draft sends what is worth more than a slot costs. A row alone may go as deep as the draft is sure, since nobody
-        waits for steps that are its own.
+        The draft knows the reach of each candidate and sends only those that are worth a slot, so which row gets the slots
+        is decided there. A single row may go as deep as the draft is sure, since no other row waits for its steps.
         """
         most = max((count for at, count in enumerate(wanted.counts) if at not in wanted.found), default=0)
         if most and len(rows) == 1 and rows[0].matching is None and self._stops_in_time(draft_cost):
@@ -246,12 +247,12 @@ class AskingPolicy:
         ]
 
     def _stops_in_time(self, draft_cost: DraftCost) -> bool:
-        """Whether the draft makes a candidate only where the one before it is likely enough."""
+        """Whether the draft stops drafting where a further candidate is too unlikely."""
         sequential = self.layout_kind is LayoutKind.SEQUENTIAL
         return sequential and self._proposer.knows_chances and not draft_cost.one_pass
 
     def _pays_to_read(self, live: LiveRow, request: CandidateRequest, draft_cost: DraftCost) -> bool:
-        """A text that the draft has to read first has to pay for that in what is left of the row."""
+        """Whether the gain over the rest of the row exceeds the draft's prefill: read * unread <= gain * remaining."""
         return draft_cost.read * self._proposer.unread(live) <= request.gain * live.remaining
 
     def _with_found(
@@ -262,15 +263,15 @@ class AskingPolicy:
         found: Sequence[Sequence[float]],
         draft_cost: DraftCost | None,
     ) -> CandidateRequest:
-        """Candidates that are found already compete for the same slots with those that are wanted of the draft.
+        """Candidates found in texts compete with the draft's for the slots.
 
-        A row has the ones or the others, whichever promise more. The draft's steps are paid once for all rows that it is
-        asked for, so rounds without it are weighed as a whole.
+        Each row takes the source with the larger expected gain. The draft's steps cost the same for all rows that it is
+        asked about, so this mixture is compared with a round of found candidates alone.
         """
         if not any(found):
             return wanted
         if self.draft_tokens is None:
-            counts = worth_verifying(found, self._seconds_behind(rows), _fed(rows))
+            counts = worth_verifying(found, self._seconds_with_context(rows), _fed(rows))
         else:
             counts = [len(each) for each in found]
         alone = replace(wanted, counts=counts, found=_taken(found, counts))
@@ -282,8 +283,8 @@ class AskingPolicy:
             counts = [len(found[at]) if at in better else count for at, count in enumerate(wanted.counts)]
         elif better:
             both = [found[at] if at in better else each for at, each in enumerate(made)]
-            # What the draft is asked for, it takes its time for.
-            counts = fill_slots(both, self._seconds_behind(rows), fed=_fed(rows), depth=0).counts
+            # The draft's time is added by ``_forecast``.
+            counts = fill_slots(both, self._seconds_with_context(rows), fed=_fed(rows), depth=0).counts
         else:
             counts = wanted.counts
         kept = {at: each for at, each in _taken(found, counts).items() if at in better}
@@ -295,10 +296,10 @@ class AskingPolicy:
         return self._forecast(rows, drafted, wanted, draft_cost).rate
 
     def _probe(self, rows: Sequence[LiveRow], draft_cost: DraftCost) -> list[int]:
-        """Nothing, or now and then one candidate for the row of which the draft knows the most."""
+        """Zeros; now and then one candidate, for the row of which the draft has the fewest tokens to read."""
         unread = [self._proposer.unread(live) for live in rows]
         least = min(range(len(rows)), key=unread.__getitem__)
-        plain, verified = map(self._seconds_behind(rows), (len(rows), len(rows) + 1))
+        plain, verified = map(self._seconds_with_context(rows), (len(rows), len(rows) + 1))
         cost = draft_cost.hop + draft_cost.seconds(1) + draft_cost.read * unread[least] + max(0.0, verified - plain)
         due = self._probing.due(cost / plain)
         return [int(due and index == least) for index in range(len(rows))]
@@ -306,8 +307,8 @@ class AskingPolicy:
     def _forecast(
         self, rows: Sequence[LiveRow], drafted: Reaches, wanted: CandidateRequest, draft_cost: DraftCost
     ) -> Forecast:
-        """What the next round should take and bring, by what is known of costs and chances."""
-        # Of the draft alone: what is found costs none of its time.
+        """The expected seconds and tokens of the next round."""
+        # The draft's counts: found candidates cost none of its time.
         counts = [0 if at in wanted.found else count for at, count in enumerate(wanted.counts)]
         accepted, hit = expected_hits(drafted, counts) if any(counts) else (0.0, 1.0)
         with_some, most = sum(map(bool, counts)), max(counts)
@@ -320,7 +321,7 @@ class AskingPolicy:
         return Forecast(seconds, gained, seconds - verify, context_of(rows), reading)
 
     def _runner_up_chances(self, rows: Sequence[LiveRow], counts: Sequence[int], forecast: Forecast) -> tuple[float, ...]:
-        """The chances from which on a first runner-up of each row, a second and so on are worth verifying."""
+        """The least chances at which a first runner-up of each row, a second and so on are worth verifying."""
         if not self.runners_up:
             return ()
         fed = _fed(rows) + sum(counts)

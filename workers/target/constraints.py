@@ -1,13 +1,12 @@
 """Constrained decoding on the target: which candidates a row's grammar allows, and the token mask of each choice.
 
-The masks of a pass depend on nothing but what is fed, so they are made beside the pass: the engine waits for them where it
-chooses. A few cheap ones are made before it, since to wake a thread takes longer.
+The masks of a pass depend only on the tokens that are fed, so other threads compute them during the pass: the engine waits
+for them before it chooses. A few cheap ones are computed before the pass, since waking a thread takes longer.
 
-Some masks take longer than what they are good for: amid a string of limited length nearly all tokens may come, and the
-library walks through all of its vocabulary to say so. Such a place is left *open*: the choice is made among all tokens, and
-stands where the constraint allows it, since the best of all is then the best of those that are allowed. Where it does not,
-the next best are tried, and if none of a few is allowed the mask is made after all. So what is left open decides how long
-a text takes, never the text.
+Some masks take longer than they are worth: within a string of limited length nearly all tokens are allowed, and llguidance
+walks through all of its vocabulary to say so. Such a position is left *open*: the choice is made among all tokens. If the
+grammar allows it, it is the best of the allowed tokens as well. If not, the next best are tried, and where none of a few is
+allowed the mask is computed after all. So open positions change the time that a text takes, never the text.
 """
 
 from __future__ import annotations
@@ -28,33 +27,37 @@ from numpy.typing import NDArray
 from outrider.workers.constraints.matching import EVERYTHING, LEAST_OPEN_SECONDS, Matching
 from outrider.workers.engines.engine import MOST_RANKED, Engine, Feed, FeedMasks, PassMasks
 from outrider.workers.messages import Sampling
-from outrider.workers.target.live_row import Kind, LiveRow, kind_behind
+from outrider.workers.target.live_row import LiveRow, MaskKey, mask_key
 from outrider.workers.target.proposers import Proposal
 
-# What is forced behind a row's last candidate is fed along, though it is not certain that it will be reached.
-MOST_BEHIND = 8
-# What is certain waits for no candidate.
+# So many tokens that the grammar forces after a row's last candidate are fed as well, though it may not be accepted.
+MOST_FORCED_AFTER = 8
+# So many forced tokens are fed where no candidate comes before them, since they are certain.
 MOST_CERTAIN = 64
-# The kernels have the cores meanwhile.
+# Threads for masks: one for so many cores, since the kernels use these at the same time.
 CORES_A_THREAD, MOST_THREADS = 4, 8
-# What masks take may change from one place of a text to the next by a hundred times.
+# Masks are computed before the pass if they should take less than this in all; the weight of a new observation of that
+# time, which may change a hundredfold from one position to the next.
 AT_ONCE_SECONDS, WEIGHT = 1e-3, 0.2
-# Nor are masks left out that are so dear that the library may be about to give up at the next, which is that row's error.
+# Positions with more expensive masks than this are not left open: llguidance may be about to fail there, which must be that
+# row's error.
 MOST_OPEN_SECONDS = 5e-3
-# A thread that makes masks takes a core of the pass's, and at each of its barriers the others wait for that one: 1 is all.
+# The share of a mask's time that the pass loses: all of it, since the thread takes one core of the pass, and the others
+# wait for that core at each barrier.
 SHARE_OF_PASS = 1.0
-# Kinds of places of which it is known what a mask takes: most jobs have a few.
-MOST_KINDS = 1024
-# Where nothing was forced, a string's first letter, say, is known by so many tokens before it.
-TOKENS_AMID = 3
-# How fast it is learned what refused choices take, and how fast that is forgotten while no place is open.
+# Of so many keys the cost of a mask is remembered: most jobs have a few.
+MOST_KEYS = 1024
+# The length of a key where no token was forced before the position: it identifies the start of a string, say.
+TOKENS_UNFORCED = 3
+# The weight of a new observation of the cost of refused choices, and its decay in each pass without an open position.
 REFUSED_WEIGHT, FORGETTING = 0.02, 0.995
 
 
 def fitting(live: LiveRow, proposal: Proposal, room: int) -> Proposal:
-    """Of a row's candidates those that its constraint allows, and what is forced before, between and behind them.
+    """The row's candidates up to the first that its grammar refuses, with the tokens that are forced before, between and
+    after them.
 
-    Runners-up are left out: the choice behind one would need a mask of its own.
+    Runners-up are dropped: the choice after one would need a mask of its own.
     """
     matching = live.matching
     if matching is None:
@@ -66,20 +69,21 @@ def fitting(live: LiveRow, proposal: Proposal, room: int) -> Proposal:
             break
         certain += [place] if forced else []
     taken = len(matching) - start
-    most = min(room, max(MOST_CERTAIN if not taken else 0, taken + MOST_BEHIND))
+    most = min(room, max(MOST_CERTAIN if not taken else 0, taken + MOST_FORCED_AFTER))
     while matching.forced and len(matching) - start < most:
         certain.append(len(matching) - start)
         matching.take(matching.forced[0])
     tokens = matching.tokens[start : start + room]
-    matching.back(start)
-    matching.mend()
+    matching.truncate(start)
+    matching.recover()
     return proposal._replace(
         tokens=list(tokens), runners_up=(), certain=tuple(place for place in certain if place < len(tokens))
     )
 
 
 def may_be_open(sampling: Sampling) -> bool:
-    """Whether the best of all tokens, where it is allowed, is the best of those that are: not where shares of all count."""
+    """Whether the best of all tokens, if allowed, is the best of the allowed ones. Not with top-k, top-p and min-p, which
+    depend on all tokens."""
     return sampling.greedy or (sampling.top_k <= 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0)
 
 
@@ -89,48 +93,49 @@ class Rank(Protocol):
     def __call__(self, count: int, mask: NDArray[np.uint32] | None = None, /) -> Sequence[int]: ...
 
 
-# A row, its candidates, and where its masks begin.
+# (row, its candidates, index of its first mask).
 _Job = tuple[LiveRow, Sequence[int], int]
 
 
 class MaskMaker:
-    """Makes the masks of a pass, many of them in threads: one, or a few where the process has many cores."""
+    """Computes the masks of a pass: a few at once, many in one thread, or in several where the process has many cores."""
 
     def __init__(self, engine: Engine) -> None:
         self._ranker = engine.ranker
-        # The masks of a pass, and one: memory that is new to a process takes longer than what is written there.
+        # Memory for the masks of a pass, and for one more. It is reused, since the first touch of new memory takes longer
+        # than writing a mask.
         self._memory = np.empty((0, -(-engine.vocabulary // 32)), np.uint32)
         self._one = np.empty(self._memory.shape[1], np.uint32)
         self._threads: ThreadPoolExecutor | None = None
         self._shares = 1
         self._making: list[Future[float]] = []
-        # How many are in the making, and what one has usually taken.
+        # How many masks the current pass needs, and the usual seconds of one.
         self._count = 0
-        self._usual = 0.0
-        # Whether the best tokens of all choices of the pass will be known behind it.
-        self._ranks = self._ranker is not None
-        # What refused choices take, of each choice at an open place.
+        self._seconds_a_mask = 0.0
+        # Whether the engine can rank further tokens for all choices of the current pass.
+        self._can_rank = self._ranker is not None
+        # Seconds that refused choices cost, averaged over all choices at open positions.
         self._refused = 0.0
-        self._kinds: dict[Kind, float] = {}
+        self._seconds_by_key: dict[MaskKey, float] = {}
 
     def begin(self, rows: Sequence[LiveRow], feeds: Sequence[Feed]) -> list[Feed]:
-        """The feeds with their masks, which are in the making from now on. ``finish`` comes before the rows go on."""
+        """The feeds with their masks, which are computed from now on. Call ``finish`` before the rows change."""
         wanted = [(live, feed) for live, feed in zip(rows, feeds, strict=True) if live.matching is not None and feed.choose]
         if not wanted:
             return list(feeds)
         masks = PassMasks(self._room(sum(feed.choose for _, feed in wanted)))
         fed = sum(len(feed.tokens) + len(feed.branches) for feed in feeds)
-        self._ranks = self._ranker is not None and fed <= self._ranker.most_tokens
+        self._can_rank = self._ranker is not None and fed <= self._ranker.most_tokens
         first, begun, jobs, count = 0, {}, list[_Job](), 0
         for live, feed in wanted:
-            count += 0 if self._is_open(live, live.kind) else feed.choose
+            count += 0 if self._is_open(live, live.next_mask_key) else feed.choose
             begun[feed.row] = replace(feed, masks=FeedMasks(masks, first))
             jobs.append((live, feed.tokens[len(feed.tokens) - feed.choose + 1 :], first))
             first += feed.choose
         self._count = count
         self._refused *= FORGETTING
-        if self._usual * count <= AT_ONCE_SECONDS:
-            self._observe(self._fill(jobs, masks, _Countdown(1, masks.made)))
+        if self._seconds_a_mask * count <= AT_ONCE_SECONDS:
+            self._observe_pass(self._fill(jobs, masks, _Countdown(1, masks.made)))
             return [begun.get(feed.row, feed) for feed in feeds]
         if self._threads is None:
             self._shares = max(1, min(MOST_THREADS, len(_all_cores()) // CORES_A_THREAD))
@@ -144,14 +149,14 @@ class MaskMaker:
         making, self._making = self._making, []
         if making:
             wait(making)
-            self._observe(sum(each.result() for each in making))
+            self._observe_pass(sum(each.result() for each in making))
 
     def settle(
         self, live: LiveRow, candidates: Sequence[int], chosen: list[int], first: int, end_tokens: Collection[int]
     ) -> None:
-        """Put right what a pass has chosen at the row's open places, as far as its candidates are accepted.
+        """Replace choices at the row's open positions that its grammar refuses, as far as its candidates are accepted.
 
-        ``first`` is the number of the first of them among the choices of the pass.
+        ``first`` is the index of the row's first choice among those of the pass.
         """
         matching, ranker = live.matching, self._ranker
         if matching is None or ranker is None or not any(live.open_choices):
@@ -165,13 +170,14 @@ class MaskMaker:
                 live.mask_costs[index] = mask_seconds or live.mask_costs[index]
             if index == len(candidates) or chosen[index] != candidates[index] or not matching.take(chosen[index]):
                 break
-        matching.back(start)
-        matching.mend()
+        matching.truncate(start)
+        matching.recover()
 
     def _allowed(self, matching: Matching, token: int, rank: Rank, ends: Collection[int]) -> tuple[int, float]:
-        """The best of the tokens that may come, where this is the best of all; -1 where none may. What a mask took, if any.
+        """The best allowed token (-1: none), where ``token`` is the best of all; and the seconds of the mask, if one was
+        needed.
 
-        An end is not believed, since a row has one spelling of it where nothing else may come: the mask has that.
+        An end token always needs the mask: where nothing but the end is allowed, only one of the end tokens is.
         """
         if token not in ends and matching.allows(token):
             self._refused -= self._refused * REFUSED_WEIGHT
@@ -192,35 +198,37 @@ class MaskMaker:
             self._memory = np.empty((masks, self._memory.shape[1]), np.uint32)
         return self._memory[:masks]
 
-    def _is_open(self, live: LiveRow, kind: Kind | None = None) -> bool:
-        """Whether the row's next place is, by what the mask before it took, since places of one kind stand together.
+    def _is_open(self, live: LiveRow, key: MaskKey | None = None) -> bool:
+        """Whether the row's next position is left open: by the cost of the mask before it, which is mostly alike.
 
-        Behind what was forced, and where masks were seen to become dear, it is by what the mask of another row took there.
+        With a ``key`` (after forced tokens), and where the mask before was cheap, by the cost that was last seen for that
+        key.
         """
         cost = live.mask_seconds
-        if kind is not None:
-            cost = live.mask_seconds = self._kinds.get(kind, 0.0)
+        if key is not None:
+            cost = live.mask_seconds = self._seconds_by_key.get(key, 0.0)
         elif cost < LEAST_OPEN_SECONDS:
-            cost = live.mask_seconds = self._kinds.get(self._kind_amid(live), cost)
-        if not self._ranks or live.row.logprobs is not None or not may_be_open(live.row.sampling):
+            cost = live.mask_seconds = self._seconds_by_key.get(self._unforced_key(live), cost)
+        if not self._can_rank or live.row.logprobs is not None or not may_be_open(live.row.sampling):
             return False
         return LEAST_OPEN_SECONDS <= cost <= MOST_OPEN_SECONDS and cost * SHARE_OF_PASS > self._refused
 
-    def _learn(self, kind: Kind, seconds: float) -> None:
-        """The first mask of a kind takes longer than the next: the library builds what they need when it is needed."""
-        known = kind in self._kinds
-        if not known and len(self._kinds) >= MOST_KINDS:
-            self._kinds.clear()
-        self._kinds[kind] = seconds if known else 0.0
+    def _observe_mask(self, key: MaskKey, seconds: float) -> None:
+        """Remember a mask's cost, but not that of a key's first mask, for which llguidance builds its tables."""
+        known = key in self._seconds_by_key
+        if not known and len(self._seconds_by_key) >= MOST_KEYS:
+            self._seconds_by_key.clear()
+        self._seconds_by_key[key] = seconds if known else 0.0
 
-    def _kind_amid(self, live: LiveRow) -> Kind:
+    def _unforced_key(self, live: LiveRow) -> MaskKey:
         assert live.matching is not None
-        return kind_behind(live.row.sampling.grammar, live.matching.last(TOKENS_AMID))
+        return mask_key(live.row.sampling.grammar, live.matching.last(TOKENS_UNFORCED))
 
     def _fill(self, jobs: Sequence[_Job], masks: PassMasks, left: _Countdown) -> float:
-        """Of each row the masks before its candidates, between and behind them. What cannot be reached allows nothing.
+        """Compute each row's masks: before its first candidate and after each. Those after a refused candidate allow
+        nothing.
 
-        The seconds of the processor that it took.
+        Returns the thread's CPU seconds.
         """
         started = time.thread_time()
         try:
@@ -229,48 +237,49 @@ class MaskMaker:
                 assert matching is not None
                 start = len(matching)
                 live.open_choices, live.mask_costs = [], []
-                self._fill_one(live, matching, masks.words[first], live.kind)
+                self._fill_one(live, matching, masks.words[first], live.next_mask_key)
                 reached, forced = first + 1, list[int]()
                 for candidate in candidates:
                     forced = [*forced, candidate] if matching.forced else []
                     if not matching.take(candidate):
                         break
-                    kind = kind_behind(live.row.sampling.grammar, forced) if forced and not matching.forced else None
-                    self._fill_one(live, matching, masks.words[reached], kind)
+                    key = mask_key(live.row.sampling.grammar, forced) if forced and not matching.forced else None
+                    self._fill_one(live, matching, masks.words[reached], key)
                     reached += 1
                 masks.words[reached : first + 1 + len(candidates)] = 0
-                matching.back(start)
+                matching.truncate(start)
         finally:
             left.done()
         return time.thread_time() - started
 
-    def _fill_one(self, live: LiveRow, matching: Matching, mask: NDArray[np.uint32], kind: Kind | None = None) -> None:
-        """The next place's mask, or none. What is forced costs nothing to say, and says nothing of the place behind it."""
+    def _fill_one(self, live: LiveRow, matching: Matching, mask: NDArray[np.uint32], key: MaskKey | None = None) -> None:
+        """Compute the mask of the next position, or leave it open. That of a forced token is free, and its cost says
+        nothing of the next."""
         is_open = False
         if matching.forced or matching.ended:
             matching.fill(mask)
             live.mask_seconds = 0.0
-        elif self._is_open(live, kind):
+        elif self._is_open(live, key):
             mask[:] = EVERYTHING
             is_open = True
         else:
             began, before = time.thread_time(), live.mask_seconds
             matching.fill(mask)
             live.mask_seconds = time.thread_time() - began
-            if kind is None and before < LEAST_OPEN_SECONDS <= live.mask_seconds:
-                kind = self._kind_amid(live)
-            if kind is not None:
-                self._learn(kind, live.mask_seconds)
+            if key is None and before < LEAST_OPEN_SECONDS <= live.mask_seconds:
+                key = self._unforced_key(live)
+            if key is not None:
+                self._observe_mask(key, live.mask_seconds)
         live.open_choices.append(is_open)
         live.mask_costs.append(live.mask_seconds)
 
-    def _observe(self, seconds: float) -> None:
+    def _observe_pass(self, seconds: float) -> None:
         if self._count:
-            self._usual += (seconds / self._count - self._usual) * WEIGHT
+            self._seconds_a_mask += (seconds / self._count - self._seconds_a_mask) * WEIGHT
 
 
 class _Countdown:
-    """Calls ``then`` when all shares are done."""
+    """Calls ``then`` after ``shares`` calls of ``done``."""
 
     def __init__(self, shares: int, then: Callable[[], None]) -> None:
         self._left = shares
@@ -290,5 +299,6 @@ def _all_cores() -> set[int]:
 
 
 def _on_all_cores() -> None:
-    """The thread that leads the rounds is kept to the engine's first core, and these began as it is."""
+    """Undo the affinity that a new thread inherits from the verifying thread, which is pinned to the engine's first
+    core."""
     os.sched_setaffinity(0, _all_cores())

@@ -1,4 +1,4 @@
-"""A target's link to its draft actor: deltas out, candidates back, and never a wait beyond the deadline."""
+"""A target's link to its draft actor: new tokens out, candidates back, and no wait beyond the deadline."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MOST_ERRORS = 3
 
 @dataclass(slots=True)
 class _Draft:
-    """A draft and what it has been told: how many tokens of each row, and which rows it may forget."""
+    """A draft, how many tokens of each row it was sent (``known``), and the rows that it may forget (``closed``)."""
 
     transport: DraftTransport
     known: dict[int, int] = field(default_factory=dict)
-    # About as many tokens as it reads of a long text; 0: all of them.
+    # The window of a new text that the draft named last; 0: it reads all of it.
     window: int = 0
     closed: list[int] = field(default_factory=list)
     late: list[Reply] = field(default_factory=list)
@@ -37,21 +37,21 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _DraftCosts:
-    """Seconds, by number of rows: of a step, as the draft says, and of a request whatever it asks for, which is the way
-    there and back and what the draft does beside its passes. And seconds of reading a token.
+    """``steps``: seconds of a draft step, by number of rows, as the draft reports. ``hops``: seconds of a request whatever
+    it asks for, which are messages and what the draft does outside its passes. ``reading``: seconds of prefill a token.
     """
 
     steps: Recent = field(default_factory=lambda: Recent(1))
     hops: Recent = field(default_factory=Recent)
     reading: Recent = field(default_factory=lambda: Recent(1))
-    # Of a draft that makes all candidates in one pass: seconds by their number, by number of rows.
+    # Of a parallel draft: by number of rows, seconds of a pass for 1, 2, … candidates.
     one_pass: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
     def for_rows(self, rows: int) -> DraftCost:
         nearest = min(self.one_pass, key=lambda count: abs(count - rows), default=None)
         one_pass = () if nearest is None else self.one_pass[nearest]
         hop, read = self.hops(rows) or 0.0, self.reading(1) or 0.0
-        # All rows leave one pass together.
+        # A parallel draft makes all candidates in one pass, so no row leaves earlier.
         row = 0.0 if one_pass else self.steps.of_a_row(rows)
         measured = (self.steps.nearest(rows) if nearest is None else nearest) or 0
         return DraftCost(self.steps(rows) or 0.0, hop, read, row, one_pass, None if measured == rows else measured)
@@ -65,7 +65,7 @@ class _DraftCosts:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request under way: when it was made, and how long that took. Of ``rows`` candidates of ``wanted`` are made."""
+    """A request that was sent ``at`` this moment, which took ``sent`` seconds. ``wanted`` of the ``rows`` are asked for."""
 
     draft: _Draft
     round: int
@@ -77,10 +77,10 @@ class _Asked:
 
 
 class DraftLink:
-    """Asks a draft actor, tells it only what is new, and never waits for it longer than the deadline.
+    """Asks a draft actor, sends it only new tokens, and never waits for it longer than the deadline.
 
-    A draft that is late, dead or confused costs the round its candidates and nothing else. ``attach`` may be called from
-    another thread at any time: it replaces the draft whole, and everything else belongs to the verifying thread.
+    A draft that is late, dead or confused costs the round its candidates and nothing else. Only ``attach``, which replaces
+    the draft, may be called from another thread than the verifying one.
     """
 
     knows_chances = True
@@ -101,7 +101,7 @@ class DraftLink:
         return self._draft_costs.setdefault(name, _DraftCosts())
 
     def attach(self, transport: DraftTransport | None) -> None:
-        """Take the draft that this transport reaches from now on; None for the time without one."""
+        """Use the draft that this transport reaches from now on; None: there is no draft."""
         self._draft = None if transport is None else _Draft(transport)
 
     @property
@@ -110,7 +110,7 @@ class DraftLink:
         return draft is not None and not draft.lost
 
     def set_layout(self, layout: Layout) -> None:
-        """Have the draft work in this way; what it costs is counted apart there."""
+        """Tell the draft to use this layout before its next request. Costs are kept separately for each layout."""
         self._layout = layout
         if self._draft is not None:
             self._draft.configured = False
@@ -118,7 +118,7 @@ class DraftLink:
     def forget(self, key: int) -> None:
         draft = self._draft
         if draft is not None:
-            # Told even where it should not know the row: what it kept of a failed round is not certain.
+            # Sent even where the draft should not know the row, since it may have kept it from a failed round.
             draft.known.pop(key, None)
             draft.closed.append(key)
 
@@ -137,8 +137,8 @@ class DraftLink:
         return draft_costs.for_rows(rows)
 
     def costs(self) -> dict[str, dict[str, dict[int, float]]]:
-        """By layout, seconds of a step and of the hop by number of rows, and of reading a token; of a draft that makes all
-        candidates in one pass, also of that by number of candidates, for the largest number of rows.
+        """For job.json, by layout: seconds of a step and of the hop by number of rows, and of reading a token; of a
+        parallel draft also those of a pass by number of candidates, for the largest number of rows.
         """
         return {name: draft_costs.record() for name, draft_costs in list(self._draft_costs.items())}
 
@@ -167,7 +167,7 @@ class DraftLink:
             self._configure(draft)
         self._round += 1
         closed, draft.closed = tuple(draft.closed), []
-        # What the others have gained it is told when it is to read that.
+        # Rows without candidates in this round are left out: their new tokens are sent with their next request.
         wanted = [(live, count) for live, count in zip(rows, request.counts, strict=True) if count > 0]
         advances = tuple(_advance(draft, live, count) for live, count in wanted)
         message = DraftRequest(
@@ -182,7 +182,7 @@ class DraftLink:
         )
         at = time.perf_counter()
         reply = draft.transport.ask(message)
-        # On shared cores the draft may begin before the call is back, so what is the hop shows in the end only.
+        # On shared cores the draft may begin before the call returns; the hop is computed once the reply is here.
         sent = time.perf_counter() - at
         draft.known.update((live.row.key, len(live.tokens)) for live, _ in wanted)
         return _Asked(draft, self._round, reply, tuple(live.row.key for live in rows), len(wanted), at, sent)
@@ -203,7 +203,7 @@ class DraftLink:
                 return nothing
             candidates = asked.reply.take()
         except DraftFailed as error:
-            # It lives, but its rows may be half done: send them whole next time.
+            # The draft lives, but its rows may be inconsistent: they are sent whole next time.
             draft.errors += 1
             draft.known.clear()
             draft.lost = draft.errors >= MOST_ERRORS
@@ -213,7 +213,7 @@ class DraftLink:
             self._lose(draft, error)
             return nothing
         draft.errors = 0
-        # While the target asked and waited the draft was at work, but for the hop.
+        # hop = (time of asking and waiting) - (time that the draft worked).
         hop = max(0.0, asked.sent + time.perf_counter() - waiting - candidates.seconds)
         if self._statistics is not None:
             self._statistics.hop(hop)
@@ -226,7 +226,7 @@ class DraftLink:
             self._current.one_pass[asked.wanted] = candidates.one_pass
         if candidates.read is not None:
             self._current.reading.observe(1, candidates.read)
-        # Whatever number of candidates is asked for, this is paid once.
+        # A request costs this once, however many candidates it asks for.
         self._current.hops.observe(asked.wanted, hop + candidates.overhead)
         for key in candidates.forgotten:
             draft.known.pop(key, None)
@@ -236,18 +236,18 @@ class DraftLink:
         return [Proposal(tokens.get(key, ()), runners_up.get(key, ()), reaches=reaches.get(key, ())) for key in asked.rows]
 
     def _lose(self, draft: _Draft, error: DraftLost) -> None:
-        """Gone: decode plainly until the driver attaches another."""
+        """Decode plainly until the driver attaches another draft."""
         draft.lost = True
         logger.warning("the draft is lost, going on without it: %s", error)
 
 
 def _caught_up(draft: _Draft) -> bool:
-    """Whether the draft has answered everything it was late with. A late answer is read only to be dropped."""
+    """Whether the draft has answered all late requests. Their answers are dropped."""
     if not draft.late:
         return True
     draft.late = [reply for reply in draft.late if not reply.ready(0.0)]
     if not draft.late:
-        # What those answers would have said of forgotten rows is unknown, so every row is sent whole.
+        # The dropped answers may have named forgotten rows, so every row is sent whole.
         draft.known.clear()
     return not draft.late
 

@@ -1,4 +1,4 @@
-"""What rounds were expected to take and to bring, and what they did: the proof of the costs that k is chosen by."""
+"""Forecasts of rounds (seconds and tokens) against their outcome: a check of the costs by which k is chosen."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from outrider.workers.messages import Layout
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a round should take, and the tokens that it should bring.
+    """The expected ``seconds`` and ``tokens`` of a round.
 
-    ``drafting`` are the seconds beside its pass, ``reading`` those of them in which the draft reads texts that it does not
-    know, and ``context`` the tokens in its rows' caches.
+    ``drafting`` are the seconds beside the target's pass, ``reading`` those of them in which the draft prefills new texts,
+    and ``context`` the tokens in the rows' caches.
 
-    Here and below tokens are those that the target has to choose: what is forced comes with or without candidates.
+    Here and below only tokens that the target has to choose count: forced ones come with or without candidates.
     """
 
     seconds: float
@@ -26,16 +26,16 @@ class Forecast:
 
     @property
     def rate(self) -> float:
-        """Tokens a second, without what is read once for all rounds that follow."""
+        """Tokens a second without the prefill, which is done once for all later rounds."""
         return self.tokens / (self.seconds - self.reading)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One pass: how many candidates each row had, how many of them were accepted, and how many runners-up.
+    """One round: how many candidates each row had, how many of them were accepted, and how many runners-up.
 
-    ``live`` counts all rows under way, ``read`` the tokens of prompts that were fed. ``steady`` says whether all rows of
-    the pass were past their prompts and open to proposals. The pass over ``fed`` tokens took ``verifying`` seconds.
+    ``live`` counts the rows of the pass, ``read`` the tokens of prompts that were fed. ``steady``: all rows had read their
+    prompts and take candidates. The pass over ``fed`` tokens took ``verifying`` seconds.
     """
 
     proposed: tuple[int, ...]
@@ -69,7 +69,7 @@ class _Sums:
 
 
 class ForecastCheck:
-    """Sums by layout, and by whether there were candidates, over rounds in which nobody read a prompt."""
+    """Sums over steady rounds, by layout and by whether there were candidates."""
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sums] = {}

@@ -1,4 +1,4 @@
-"""The states that a target has handed out for a row's tokens, until its draft is asked about the row: a head reads them."""
+"""The target's hidden states of a row's tokens, kept until its draft, a head, is asked about the row."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 States = NDArray[np.uint16]
-# Of more tokens a row's head is not told: at three states of 4,096 numbers these are 25 MB.
+# The states of so many last tokens are kept: three states of 4,096 numbers each are 25 MB.
 MOST_HELD = 1024
 
 
 class HeldStates:
-    """States of tokens that follow each other, as bf16; where there is a gap, of those behind it alone."""
+    """States of consecutive tokens, in bf16. After a gap only those after it are kept."""
 
     def __init__(self) -> None:
         self._parts: deque[States] = deque()
@@ -21,7 +21,7 @@ class HeldStates:
         self._end = 0
 
     def add(self, start: int, states: States) -> None:
-        """Of the row's tokens from ``start`` on."""
+        """Add the states of the row's tokens from position ``start`` on."""
         if start != self._end:
             self._parts.clear()
             self._held = 0
@@ -33,7 +33,7 @@ class HeldStates:
             self._held -= len(self._parts.popleft())
 
     def take(self) -> tuple[bytes, int]:
-        """All that are held, and behind which of the row's tokens they end. They are held no longer."""
+        """Remove and return all states, and the position after the last of their tokens."""
         states = b"".join(part.tobytes() for part in self._parts)
         self._parts.clear()
         self._held = 0

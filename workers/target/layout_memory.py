@@ -1,4 +1,4 @@
-"""What was measured on this machine for a pair of models, kept from one job to the next."""
+"""The fastest layout for a pair of models on this machine, remembered from one job to the next."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from outrider.workers.models.packed_cache import cache_directory, make_directory
 
 logger = logging.getLogger(__name__)
-# Machines get other neighbours, and other kernels.
+# Afterwards it is measured again: machines get other neighbours, and other kernels.
 LONGEST_SECONDS = 7 * 86400.0
 
 
-# A machine that is faster or slower than it was by more than this may have another fastest layout, or was disturbed then.
+# Beyond these ratios of pass times another layout may be the fastest now, or the machine was disturbed then.
 SAME_PACE = (0.8, 1.25)
 
 
 @dataclass(frozen=True, slots=True)
 class RememberedLayout:
-    """Which layout was the fastest, by its tokens a second, when a pass of a full batch without candidates took so many
-    seconds on the first layout's cores.
+    """``took`` is the layout that was the fastest, ``rates`` are tokens a second of all that were tried. Then a plain pass
+    of a full batch took ``pass_seconds`` on the first layout's cores.
     """
 
     took: str
@@ -33,7 +33,7 @@ class RememberedLayout:
     pass_seconds: float = 0.0
 
     def holds_at(self, pass_seconds: float) -> bool:
-        """Whether the machine is about as fast as it was, by what such a pass takes now."""
+        """Whether the machine is about as fast as then: such a pass takes ``pass_seconds`` now."""
         low, high = SAME_PACE
         return low * self.pass_seconds <= pass_seconds <= high * self.pass_seconds
 
@@ -52,7 +52,7 @@ def _file(key: str) -> Path:
 
 
 def recall(key: str, names: list[str]) -> RememberedLayout | None:
-    """None where nothing is known that is recent, whole, and about these layouts."""
+    """None where no record is recent, readable and of these layouts."""
     file = _file(key)
     try:
         if time.time() - file.stat().st_mtime > LONGEST_SECONDS:

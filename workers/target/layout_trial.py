@@ -1,10 +1,13 @@
 """Which layout is the fastest: tried on the job's own rows, whose texts do not depend on it. Pure.
 
-Each layout is given a few rounds in turn, twice over, since a machine's speed drifts. Which of them meets an easy
-stretch of text, where drafts propose a lot and most of it is accepted, is luck. So those with a draft are compared by
-what all of their rounds together would have taken in each, by a line through its seconds against its candidates; and plain
-decoding by the acceptance seen in all rounds. Added is what it costs to read prompts there, as far as this job reads.
-A layout without a draft wins unless another is clearly faster: where they tie, the draft is of no use.
+Each layout is given a few rounds in turn, twice over, since a machine's speed drifts. Which of them meets an easy stretch
+of text, with many candidates and a high acceptance, is luck. So for each layout with a draft a line is fitted,
+
+    seconds of a round = rows * a + candidates * b,
+
+and layouts are compared by what the rounds of all of them together would have taken by their lines. Tokens are expected by
+the acceptance seen in all rounds. The cost of reading prompts is added, in proportion to the prompts that this job reads.
+Plain decoding wins unless a layout is clearly faster: where they tie, the draft is of no use.
 """
 
 from __future__ import annotations
@@ -18,19 +21,19 @@ from outrider.workers.speculation import Survival
 from outrider.workers.target.forecast import Round
 
 CYCLES = 2
-# A phase is this long at least, after rounds that do not count: caches are warmed, a draft is brought up to date.
+# The least length of a phase, after warm-up rounds, in which caches are filled and the draft reads new tokens.
 PHASE_SECONDS = 0.25
 PHASE_ROUNDS = 8
 WARM_UP_ROUNDS = 3
-# What is this much slower than another is given up, in the midst of its phase if need be, and not tried again.
+# A layout is given up, even within its phase, when its rate is below this share of the best one.
 HOPELESS = 0.8
 ROUNDS_TO_GIVE_UP = 4
-# What drafts bring is judged by so many rounds of single rows. In eight rounds of one it is luck: five of eight trials left
-# out a draft that makes the job half as fast again.
+# Layouts with a draft are judged by so many rounds times rows. Eight rounds of one row are luck: five of eight such trials
+# left out a draft that makes the job half as fast again.
 PHASE_ROW_ROUNDS, ROW_ROUNDS_TO_GIVE_UP = 32, 16
-# A draft has to bring this much; less is within what two measurements of the same thing differ by.
+# The least gain by a draft; two measurements of the same layout differ by as much.
 CLEARLY = 1.03
-# Candidates of a row that vary less than this (their variance) say nothing of what one costs.
+# The least variance of the number of candidates a row for which a line can be fitted.
 LEAST_SPREAD = 0.1
 # A trial starts over when the number of rows changes by more than this share.
 ROWS_TOLERANCE = 0.25
@@ -45,7 +48,8 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Score:
-    """``seconds`` of ``rounds`` without prompts and what they proposed; ``reading``, what ``read`` prompt tokens added."""
+    """``seconds`` and candidates (``proposed``) of ``rounds`` without prompts; ``reading``: seconds added by ``read``
+    prompt tokens."""
 
     seconds: float = 0.0
     rounds: int = 0
@@ -55,7 +59,8 @@ class _Score:
     read: int = 0
 
     def fit(self) -> tuple[float, float] | None:
-        """Seconds of a row without candidates, and of each candidate; None where the candidates were always as many."""
+        """(a, b): seconds of a row without candidates, and of each candidate; None where the number of candidates hardly
+        varied."""
         rows = sum(each.rows for each in self.passes)
         mean = sum(each.candidates for each in self.passes) / rows
         usual = sum(each.seconds for each in self.passes) / rows
@@ -68,7 +73,7 @@ class _Score:
 
 
 def rounds_to_give_up(rows: int) -> int:
-    """Of a layout with a draft and so many rows."""
+    """After how many rounds a layout with a draft may be given up, with so many rows."""
     return max(ROUNDS_TO_GIVE_UP, math.ceil(ROW_ROUNDS_TO_GIVE_UP / rows))
 
 
@@ -82,7 +87,7 @@ def best_of(rates: Mapping[str, float], plain: str | None) -> str | None:
 
 class LayoutTrial:
     def __init__(self, names: Sequence[str], plain: str | None = None, cycles: int = CYCLES) -> None:
-        """``plain`` is the one of them that does without a draft."""
+        """``plain`` is the name of the layout without a draft."""
         self._names = list(names)
         self._plain = plain
         self._cycles = cycles
@@ -107,7 +112,7 @@ class LayoutTrial:
 
     @property
     def current(self) -> str:
-        """What is to be used now: the one being tried, and the best once that is known."""
+        """The layout to use now: the one being tried, and the best once the trial is over."""
         return self.best if self.over else self._phases[self._phase]
 
     @property
@@ -116,21 +121,21 @@ class LayoutTrial:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Expected tokens a second, prompts included, of those that have been tried."""
+        """Expected tokens a second of the layouts tried so far, prompts included."""
         scores = self._with_rounds
-        # Where no prompt was read it is taken to cost what it costs elsewhere.
+        # A layout in which no prompt was read gets the mean cost of the others.
         all_read = sum(score.read for score in scores.values())
         usual = sum(score.reading for score in scores.values()) / all_read if all_read else 0.0
         decoding = self.decoding
         rates = {}
         for name, score in scores.items():
             reading = score.reading / score.read if score.read else usual
-            rates[name] = 1.0 / (1.0 / decoding[name] + reading * self._read_a_token)
+            rates[name] = 1.0 / (1.0 / decoding[name] + reading * self._read_per_token)
         return rates
 
     @property
     def decoding(self) -> dict[str, float]:
-        """Expected tokens a second of the rounds in which nobody read a prompt."""
+        """Expected tokens a second in rounds without prompts."""
         scores = self._with_rounds
         expected = {
             name: sum(count * self.expected_tokens(each) for each, count in score.proposed.items())
@@ -148,7 +153,8 @@ class LayoutTrial:
         return rates
 
     def expected_tokens(self, candidates: int) -> float:
-        """What a row gains in a round with so many candidates, by all that was seen in this trial."""
+        """The expected tokens of a row in a round with so many candidates, by the acceptance in all rounds of this
+        trial."""
         return self._survival.expected_tokens(candidates)
 
     @property
@@ -158,16 +164,16 @@ class LayoutTrial:
 
     @property
     def reading(self) -> float:
-        """Seconds that reading prompts adds to a token, as far as this job reads."""
+        """Seconds of reading prompts for each token written."""
         read = sum(score.read for score in self._scores.values())
-        return sum(score.reading for score in self._scores.values()) / read * self._read_a_token if read else 0.0
+        return sum(score.reading for score in self._scores.values()) / read * self._read_per_token if read else 0.0
 
     @property
     def _with_rounds(self) -> dict[str, _Score]:
         return {name: score for name, score in self._scores.items() if score.seconds > 0.0}
 
     @property
-    def _read_a_token(self) -> float:
+    def _read_per_token(self) -> float:
         return self._read / self._committed if self._committed else 0.0
 
     def observe(self, round: Round, seconds: float) -> None:
@@ -208,7 +214,7 @@ class LayoutTrial:
 
     @property
     def _phase_rounds(self) -> int:
-        # Plain decoding brings a token a row, whatever the text.
+        # Plain decoding gains one token a row, whatever the text, so few rounds are enough.
         return PHASE_ROUNDS if self.current == self._plain else max(PHASE_ROUNDS, math.ceil(PHASE_ROW_ROUNDS / self.rows))
 
     @property

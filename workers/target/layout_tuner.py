@@ -1,8 +1,8 @@
-"""How a target and its draft share their cores: found out on the first rows of a job, kept, and looked at again later.
+"""Chooses the layout, how a target and its draft share their cores, by measurements on a job's own rows; repeated later.
 
-A job begins with the first layout. Of plain decoding enough is known by then: a pass was measured. Others have to be
-faster at their very best, by the passes that the target takes on its cores there, before a round of the job is spent on
-them; and looking at them may cost no more than a small share of what is left of the job.
+A job begins with the first layout. The rate of plain decoding is computed from measured passes. Another layout is tried on
+rounds of the job only if it would be faster with a draft that costs nothing, by the passes that the target takes on its
+cores there; and measuring may cost no more than a small share of what is left of the job.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from outrider.workers.target.layout_memory import RememberedLayout, recall, reme
 from outrider.workers.target.layout_trial import WARM_UP_ROUNDS, LayoutTrial, best_of, rounds_to_give_up
 from outrider.workers.target.verifier import Verifier
 
-# After so many rounds the layouts are looked at again: rows and neighbours change. While nothing does, pauses double.
+# Rounds until layouts are compared again, since rows and neighbours change. While the outcome stays, the pause doubles.
 FIRST_PAUSE = 1024
 ROUNDS_BETWEEN_TRIALS = 4096
-# What finding out may cost of the rest of the job.
+# The share of the rest of the job that measuring may cost.
 MOST_SHARE = 0.02
-# What is not this much faster at its very best is not tried.
+# A layout is tried only if its best possible rate exceeds that of the first layout by this factor.
 WORTH_TRYING = 1.02
-# Between these shares of a measured rate the rate of plain decoding, by its passes alone, is too near to go by.
+# Between these ratios to the measured rate of the first layout, the computed rate of plain decoding decides nothing, and it
+# is tried on rounds as well.
 NEAR = (0.87, 1.15)
-# Over so many rounds a draft must have been worth its while, or they are looked at again at once; after as many a draft
+# After so many rounds the chosen layout is compared with plain decoding and with the first layout; after as many a draft
 # that was left out is tried again. The pauses double.
 ROUNDS_TO_DOUBT = 64
-# After so many rounds other cores that were remembered are held against the first ones.
+# After so many rounds a remembered layout on other cores is compared with the first layout.
 ROUNDS_FROM_MEMORY = 16
-# Passes are measured at work over up to so many tokens a row, and this many at least; more candidates are hardly asked for,
-# and are believed to cost what the last ones did. For no more than this share of the job.
+# Passes are measured during the job over up to so many tokens a row, and over LEAST_FED at least, for at most this share of
+# the job. Larger passes are rare, and are extrapolated.
 MOST_FED_A_ROW, LEAST_FED, AT_WORK_SHARE = 4, 16, 0.015
-# A glimpse of other cores: passes over so many tokens.
+# Numbers of tokens in the passes of a quick measurement on other cores.
 QUICK_PASSES_OF_ONE_ROW, QUICK_PASSES = (1, 8), (1, 8, 32)
 
 
@@ -45,27 +46,27 @@ class Draft(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether there is a draft to try anything with."""
+        """Whether there is a draft."""
 
     @property
     def transport(self) -> str | None:
-        """Which transport reaches it."""
+        """The name of the transport to the draft."""
 
     def set_layout(self, layout: Layout) -> None:
-        """Move the draft there, now or as soon as it comes up."""
+        """Move the draft to this layout, now or as soon as it comes up."""
 
     def draft_cost(self, rows: int, layout: str | None = None) -> DraftCost | None:
-        """What candidates for that many rows cost in this layout, or in the current one."""
+        """The cost of candidates for that many rows in this layout, or in the current one."""
 
     def costs(self) -> dict[str, Any]:
-        """What it has cost in each layout."""
+        """For job.json: the draft's costs in each layout."""
 
 
 class LayoutTuner:
-    """Belongs to the verifying thread. ``move_target`` takes the target to other cores, ``measure`` its costs there.
+    """Used by the verifying thread only. ``move_target`` moves the target to other cores, ``measure`` measures its passes.
 
-    ``measure`` is told which numbers of tokens to measure if it is to be quick. ``job_rows`` says how many rows are to
-    come in all, as far as that is known.
+    ``measure`` takes the numbers of tokens to measure, or none for a full measurement. ``job_rows`` is how many rows the
+    job has in all (0: unknown).
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class LayoutTuner:
         self._first = first = layouts[0]
         # The curve that the verifier came with was measured where the target was started.
         self._curves = {first.target_cores: verifier.policy.verify_seconds}
-        self._at_start = verifier.policy.verify_seconds.as_now()
+        self._at_start = verifier.policy.verify_seconds.snapshot()
         self._measured_at_work = False
         self._quick_curves: dict[tuple[int, ...], CostCurve] = {}
         self._forecast_check = ForecastCheck()
@@ -113,13 +114,13 @@ class LayoutTuner:
         if known is not None:
             self._record_choice(known, "measured earlier")
             if known.took != first.name:
-                # The trial that found it may have been disturbed, and nothing is known of the first one's draft now.
+                # The trial that chose it may have been disturbed, and the first layout's draft has not been measured now.
                 self._pause = ROUNDS_FROM_MEMORY
         elif not self._only_one:
             self._begin_trial()
 
     def fix(self, name: str | None) -> None:
-        """Use this layout, whatever is known of others; None goes back to the one chosen or being tried."""
+        """Use this layout; None goes back to the one that was chosen or is being tried."""
         if name is None:
             wanted = self._chosen if self._trial is None else self._layouts[self._trial.current]
         else:
@@ -129,7 +130,8 @@ class LayoutTuner:
             self._switch_to(wanted)
 
     def costs(self) -> dict[str, Any]:
-        """Passes as first measured with everything up and as they are now; what rounds took against their forecast."""
+        """For job.json: pass times at the start and now, the draft's costs, and the seconds of rounds against their
+        forecast."""
         curve = self._curves[self._first.target_cores]
         return {
             "verify_at_start": self._at_start.points,
@@ -146,7 +148,7 @@ class LayoutTuner:
         if done is None:
             return
         self._forecast_check.observe(self._current, done, seconds)
-        # On cores of its own the draft drafts ahead meanwhile, and would be at work beside what is measured.
+        # In an overlapped layout the draft would draft ahead during the measurement.
         if not self._measured_at_work and self._draft.ready and self._current.kind is LayoutKind.SEQUENTIAL:
             self._measure_at_work(done.live)
         if self._is_fixed or self._only_one:
@@ -176,28 +178,28 @@ class LayoutTuner:
             self._switch_to(wanted)
 
     def _measure_at_work(self, rows: int) -> None:
-        """Passes as they are once everything is up: the first measurement had the draft being loaded on the same cores, and
-        of the points that no round visits it is all that is known.
+        """Measure passes again once the draft is up: during the first measurement it was being loaded on the same cores,
+        and points that no round visits would keep these values.
 
-        Left out where it would take too much of the job.
+        Skipped where it would take too much of the job.
         """
         self._measured_at_work = True
         curve, most = self._curves[self._current.target_cores], max(LEAST_FED, MOST_FED_A_ROW * rows)
         sizes = [rows << doubled for doubled in range(most.bit_length()) if rows << doubled <= most]
-        # Twice: a pass that was disturbed makes candidates look dear, which are then never asked for. Where time is short
-        # only the last: each of the others is bounded by those over more, and all beyond is judged by that one.
+        # Each size twice, since after a disturbed measurement candidates look too expensive and are never asked for. Where
+        # time is short only the largest: smaller sizes are bounded by it, and larger ones extrapolated from it.
         most_seconds = AT_WORK_SHARE * self._work_left * curve(rows) / rows
         tries = (sizes * 2, [*sizes, sizes[-1]])
         sizes = next((each for each in tries if sum(map(curve, each)) <= most_seconds), [])
         if not sizes:
             return
-        # What was asked for is waited for first.
+        # This waits for the candidates that were asked for, so that the draft is idle.
         self._verifier.set_layout(self._current.kind, self._verifier.policy.draft_tokens)
         with self._verifier.statistics.changing_layout():
             fresh = curve.measured_anew(self._measure(sizes).points)
         self._curves[self._current.target_cores] = self._verifier.policy.verify_seconds = fresh
         if self._current.target_cores == self._first.target_cores:
-            self._at_start = fresh.as_now()
+            self._at_start = fresh.snapshot()
             self._verifying = self._verifying_at_start = 0.0
 
     def _begin_trial(self) -> None:
@@ -210,27 +212,27 @@ class LayoutTuner:
         rates = trial.rates
         if self._plain is not None and self._plain.name not in rates:
             rates[self._plain.name] = self._plain_rate(trial.rows, trial.reading)
-        # A number of candidates that the user fixed is not put to the vote.
+        # With a number of candidates that the user fixed, plain decoding is not an option.
         allowed = {name: rate for name, rate in rates.items() if name in self._tried or self._draft_tokens is None}
         took = best_of(allowed, self._plain_name) or self._first.name
         self._begin_comparison()
         self._trial, self._rounds = None, 0
         again = self.record is not None and self.record.took == took
         self._chosen = self._layouts[took]
-        # Plain rounds say nothing of a draft that was left out.
+        # In plain rounds nothing is learned about the draft, so it is tried again sooner.
         first = ROUNDS_TO_DOUBT if self._chosen.plain else FIRST_PAUSE
         self._pause = min(max(first, 2 * self._pause) if again else first, ROUNDS_BETWEEN_TRIALS)
         if self._chosen is not self._current:
             self._switch_to(self._chosen)
         found = RememberedLayout(took, {name: round(rate, 3) for name, rate in rates.items()}, self._plain_pass)
         self._record_choice(found, "measured on this job's rows")
-        # That a draft does not pay holds for this text only, and is found out anew for nothing.
+        # Plain is not remembered: that a draft does not pay holds for these texts only, and is computed anew for nothing.
         if self._memory_key and not self._chosen.plain:
             remember(self._memory_key, self._tried, found)
 
     @property
     def _plain_pass(self) -> float:
-        """Seconds of a pass of a full batch without candidates, as passes have lately been."""
+        """Seconds of a plain pass of a full batch, at the current pace."""
         return self._at_start(self._verifier.batch) * self._slowdown
 
     @property
@@ -238,16 +240,16 @@ class LayoutTuner:
         return None if self._plain is None else self._plain.name
 
     def _plain_rate(self, rows: int, reading: float) -> float:
-        """Tokens a second without a draft: what its passes took at the start, as much slower as passes have become."""
+        """Tokens a second of plain decoding: pass times at the start * slowdown since then, and reading prompts."""
         return 1.0 / (self._at_start(rows) * self._slowdown / rows + reading)
 
     @property
     def _slowdown(self) -> float:
-        """How much longer passes on the first layout's cores have lately taken than at the start."""
+        """Recent pass times on the first layout's cores / those at the start."""
         return self._verifying / self._verifying_at_start if self._verifying_at_start else 1.0
 
     def _worth_trying(self, trial: LayoutTrial) -> list[str]:
-        """The others that might be faster than the first, if they can be looked at and tried for little."""
+        """The layouts that may be faster than the first one, if measuring and trying them costs little."""
         rate, rows = trial.decoding[self._first.name], trial.rows
         left = self._work_left / rate
         worth = []
@@ -267,15 +269,15 @@ class LayoutTuner:
 
     @property
     def _work_left(self) -> float:
-        """Tokens that are still to be written, as far as it is known."""
+        """The most tokens that are still to be written."""
         return self._verifier.work_left(self._job_rows)
 
     def _trial_tokens(self, rows: int) -> float:
-        """What it costs to try something that turns out hopeless, as if it got half as much done."""
+        """The tokens lost by trying a layout that is given up, if it is half as fast."""
         return (WARM_UP_ROUNDS + rounds_to_give_up(rows)) * rows / 2
 
     def _quick_curve(self, cores: tuple[int, ...], most_seconds: float) -> CostCurve | None:
-        """Roughly what passes take on these cores; None where it would take too long to see."""
+        """A rough measurement of passes on these cores; None where it would take longer than ``most_seconds``."""
         known = self._curves.get(cores) or self._quick_curves.get(cores)
         if known is not None:
             return known
@@ -290,7 +292,8 @@ class LayoutTuner:
         return self._quick_curves[cores]
 
     def _best_possible_rate(self, trial: LayoutTrial, curve: CostCurve) -> float:
-        """Tokens a second if the draft and the way to it cost nothing."""
+        """Tokens a second with a draft that costs nothing: max over k of rows * expected_tokens(k) / pass_seconds(rows * (k
+        + 1))."""
         counts = range(MOST_CANDIDATES + 1) if self._draft_tokens is None else (self._draft_tokens,)
         return max(trial.rows * trial.expected_tokens(count) / curve(trial.rows * (count + 1)) for count in counts)
 
@@ -299,22 +302,21 @@ class LayoutTuner:
         self._spent_seconds = self._plain_seconds = self._first_layout_seconds = 0.0
 
     def _compare(self, done: Round, seconds: float) -> None:
-        """See whether the rounds since the choice took longer than the same tokens would have with the first layout,
-        or without a draft.
+        """Compare the rounds since the choice with what the same tokens would have taken in the first layout and without a
+        draft.
 
-        A choice may have been made in a disturbed minute, or on rows that took the draft's candidates when those now under
-        way do not; on cores of its own such a draft costs the target its share of them.
+        The choice may have been made in a disturbed minute, or on rows with a higher acceptance than the current ones.
         """
         if self._plain is None or self._chosen.plain or not done.steady:
             return
         self._compared_rounds += 1
         self._spent_seconds += seconds
-        # As passes were at the start: what they have become is known of the first cores only as long as they are used, and
-        # may be of a disturbed second. A doubt that is mistaken costs a few rounds, and the next one comes later.
+        # By pass times at the start: current ones of the first layout's cores are not known while others are used. A
+        # mistaken doubt costs a few rounds, and the next comparison comes later.
         self._plain_seconds += done.gained / done.live * self._at_start(done.live)
         draft_cost = self._draft.draft_cost(len(done.proposed), self._first.name) or DraftCost(0.0)
         most = max(done.proposed, default=0)
-        # A layout that was remembered has no measured draft of the first one beside it: that one is tried instead.
+        # With a remembered layout the first layout's draft may be unmeasured: then only plain decoding is compared with.
         drafting = draft_cost.hop + (draft_cost.seconds(most) or math.inf) if most else 0.0
         self._first_layout_seconds += self._at_start(done.fed) + drafting
         if self._compared_rounds < self._doubt_after:
@@ -329,7 +331,7 @@ class LayoutTuner:
         self._begin_comparison()
 
     def _revert(self, first_is_better: bool) -> None:
-        """The choice was wrong: back to the first layout, to stay there if it is better, else to find out anew."""
+        """Go back to the first layout: keep it if it is better than the choice, else begin a new trial."""
         was, rates = self._chosen, self.record.rates if self.record is not None else {}
         self._switch_to(self._first)
         if not first_is_better:
@@ -371,7 +373,7 @@ class LayoutTuner:
         )
 
     def _more_rows(self, rates: dict[str, float]) -> str:
-        """What the honest rival would do: no draft, and twice as many rows at once. Prompts cost as much as they did."""
+        """The rate of plain decoding with twice the batch, for the sentence; reading prompts costs the same."""
         rows = self._verifier.batch
         if self._plain is None or self._plain.name not in rates:
             return ""

@@ -1,4 +1,4 @@
-"""A row while it is in the batch: its tokens, how far the cache has them, and what it ends with."""
+"""A row while it is in the batch: its tokens, how many of them are cached, and its result."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outrider.workers.messages import PartialTokens, Row, RowResult
 from outrider.workers.target.held_states import HeldStates
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
-# A grammar's hash, and the last tokens before a place.
-Kind = tuple[int, tuple[int, ...]]
-TOKENS_OF_A_KIND = 4
-# So many tokens of a prompt stand before what its answer is expected to be, too.
-FOUND_BY = 16
+# (hash of a grammar, last tokens before a position): by this key the cost of masks is remembered (``MaskMaker``).
+MaskKey = tuple[int, tuple[int, ...]]
+TOKENS_OF_A_KEY = 4
+# So many last tokens of a prompt are put before the text that the user predicts, so that lookup finds its beginning.
+PROMPT_BEFORE_PREDICTED = 16
 
 
 def context_of(rows: Iterable[LiveRow]) -> int:
@@ -25,24 +25,24 @@ def context_of(rows: Iterable[LiveRow]) -> int:
     return sum(live.cached for live in rows)
 
 
-def kind_behind(grammar: str, tokens: Sequence[int]) -> Kind:
-    """Of the place behind these tokens: those that were forced before it, or the last few."""
-    return hash(grammar), tuple(tokens[-TOKENS_OF_A_KIND:])
+def mask_key(grammar: str, tokens: Sequence[int]) -> MaskKey:
+    """The key of the position after these tokens: tokens that were forced before it, or the last few."""
+    return hash(grammar), tuple(tokens[-TOKENS_OF_A_KEY:])
 
 
 class NoSuchToken(Exception):
-    """The row's constraint allows none of the tokens that the model can write; what the library says of it, if anything."""
+    """The row's grammar allows no token of the model. The message is llguidance's error, if there is one."""
 
 
 class BadScores(Exception):
-    """The model's scores behind the row's last token are not numbers."""
+    """The model's scores after the row's last token are not numbers."""
 
 
 @dataclass(slots=True)
 class LiveRow:
-    """``tokens`` are the prompt and everything committed; the cache may lag behind them.
+    """``tokens`` are the prompt and all committed tokens; the engine's cache has the first ``cached`` of them.
 
-    The driver has been told the first ``reported`` of the committed tokens.
+    The first ``reported`` committed tokens were sent to the driver.
     """
 
     row: Row
@@ -57,27 +57,27 @@ class LiveRow:
     prefill_rounds: int = 0
     acceptance: speculation.Acceptance = field(default_factory=speculation.Acceptance)
     logprobs: list[Sequence[tuple[int, float]]] = field(default_factory=list)
-    # Of the prompt, where the row asks for it back.
+    # Log-probabilities of the prompt's tokens, for `echo`.
     prompt_scores: list[list[tuple[int, float]]] = field(default_factory=list)
     reported: int = 0
-    # How far the answer has come in what it must be, where the row asks for that.
+    # The state of the row's grammar.
     matching: Matching | None = None
-    # What the last mask took that was made for it, 0 where that says nothing of the next; the same behind each choice of
-    # this pass; and which of those are made among all tokens, since their masks would take too long.
+    # Seconds of the row's last mask (0: the next may take another time); the same for each choice of the current pass; and
+    # which of these choices have no mask (are open), since theirs would take too long.
     mask_seconds: float = 0.0
     mask_costs: list[float] = field(default_factory=list)
     open_choices: list[bool] = field(default_factory=list)
-    # What kind of place the next one is, where something was forced before it.
-    kind: Kind | None = None
-    # Of its tokens, where there is a head to read them.
+    # The key of the next mask, where forced tokens come before it.
+    next_mask_key: MaskKey | None = None
+    # Hidden states of its tokens, where the draft is a head.
     states: HeldStates = field(default_factory=HeldStates)
 
     @property
     def text_before(self) -> tuple[int, ...]:
-        """What is to be known as having stood before the row's tokens, by whoever looks for candidates in texts: what its
-        author expects, behind the prompt's last tokens, which are what it is found by at the answer's beginning."""
+        """Text that lookup and suffixes index before the row's tokens: the tokens that the user predicts, after the last
+        tokens of the prompt, by which the beginning of the prediction is found."""
         row = self.row
-        return (*row.prompt[-FOUND_BY:], *row.predicted) if row.predicted else ()
+        return (*row.prompt[-PROMPT_BEFORE_PREDICTED:], *row.predicted) if row.predicted else ()
 
     @property
     def pending(self) -> int:
@@ -92,13 +92,13 @@ class LiveRow:
         return not self.prefill_rounds
 
     def took(self, choice: int) -> None:
-        """The choice was committed: what its mask took is what is known of the next."""
-        self.kind = None
+        """The choice with this index was committed: the cost of its mask is the estimate for the next one."""
+        self.next_mask_key = None
         if choice < len(self.mask_costs):
             self.mask_seconds = self.mask_costs[choice]
 
     def append(self, token: int, end_tokens: Collection[int], context: int) -> str | None:
-        """Commit a token; why the row ends with it, if it does. ``end_tokens`` are the model's."""
+        """Commit a token; returns the finish reason if the row ends with it. ``end_tokens`` are the model's."""
         if self.matching is not None and not self.matching.take(token):
             raise NoSuchToken(self.matching.problem)
         self.tokens.append(token)
@@ -110,19 +110,20 @@ class LiveRow:
         return None
 
     def append_forced(self, end_tokens: Collection[int], context: int) -> tuple[str | None, int]:
-        """Commit what must come next, where nothing is to be said of it; why the row ends with it, and how much it was."""
+        """Commit the tokens that the grammar forces (none with log-probabilities, which need a pass). The finish reason if
+        the row ends with them, and how many they are."""
         reason, count = None, 0
         while reason is None and self.row.logprobs is None and self.matching is not None and self.matching.forced:
             reason = self.append(self.matching.forced[0], end_tokens, context)
             count += 1
         if count and reason is None:
             self.mask_seconds = 0.0
-            self.kind = kind_behind(self.row.sampling.grammar, self.tokens[-count:])
+            self.next_mask_key = mask_key(self.row.sampling.grammar, self.tokens[-count:])
         return reason, count
 
     def resume(self, end_tokens: Collection[int], context: int) -> str | None:
-        """Take in what an earlier target has written; why the row has ended with it, if it has."""
-        # With `echo` no token at all may be asked for.
+        """Commit the tokens that an earlier target has written; the finish reason if the row has ended with them."""
+        # max_tokens may be 0 with `echo`.
         reason = None if self.row.max_tokens else "length"
         for token in self.row.resumed:
             reason = self.append(token, end_tokens, context)
@@ -133,7 +134,7 @@ class LiveRow:
         return reason
 
     def gained(self) -> PartialTokens | None:
-        """What was committed since this was asked last."""
+        """The tokens that were committed since the last call."""
         first, reported = len(self.row.prompt) + self.reported, self.reported
         if len(self.tokens) <= first:
             return None
@@ -168,8 +169,8 @@ def problem_of(prompt: Sequence[int], engine: Engine) -> str | None:
     return None if strange is None else f"token {strange} is not one of the model's {engine.vocabulary}"
 
 
-def as_far_as_usable(row: Row, vocabulary: int) -> Row:
-    """The row; from its start where what is said to be written of it cannot be."""
+def without_invalid_resumption(row: Row, vocabulary: int) -> Row:
+    """The row; without its resumed tokens where these do not fit the model or its log-probabilities."""
     known = all(0 <= token < vocabulary for token in row.resumed)
     reported = len(row.resumed_logprobs) == (0 if row.logprobs is None else len(row.resumed))
     return row if known and reported else replace(row, resumed=(), resumed_logprobs=())

@@ -1,4 +1,4 @@
-"""What a row's result says of its tokens' probabilities."""
+"""Builds the log-probabilities of a row's result from those of the engine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from outrider.workers.messages import Logprobs
 
 
 class TokenBytes(Protocol):
-    """What single tokens stand for; ``outrider.workers.models.token_bytes`` knows it of a tokenizer."""
+    """The bytes of single tokens, as ``outrider.workers.models.token_bytes`` derives them from a tokenizer."""
 
     @property
     def silent_tokens(self) -> frozenset[int]:
-        """Those that leave nothing in a text."""
+        """The tokens that leave nothing in a text."""
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of text that the token stands for: of a special one, those of its name."""
+        """The token's bytes of text; of a special token, those of its name."""
 
     def silent(self, token: int) -> bool:
-        """Whether the token is one of those."""
+        """Whether the token is one of ``silent_tokens``."""
 
 
 def describe(
@@ -31,9 +31,9 @@ def describe(
     left_out: Collection[int],
     given: bool = False,
 ) -> Logprobs:
-    """``entries`` are an engine's, one a token; ``left_out`` are tokens that the text does not show.
+    """``entries`` are the engine's, one for each token; ``left_out`` are tokens that are not in the text.
 
-    Of a text that was ``given`` it is where they are not written out there.
+    In a ``given`` text (an echoed prompt) they are counted where the text has their names.
     """
     named = {token for entry in entries for token, _ in entry}
     pieces = [(token_bytes.bytes_of(token), token in left_out or token_bytes.silent(token)) for token in tokens]
@@ -46,13 +46,13 @@ def describe(
 
 
 def _offsets(pieces: Sequence[tuple[bytes, bool]], text: str, given: bool) -> tuple[int, ...]:
-    """How many characters of the text come before each token; one that ends a character begun before stands at that one.
+    """How many characters of the text come before each token; for a token within a character, those before that character.
 
-    Of each its bytes, and whether the text leaves it out.
+    ``pieces``: (bytes of the token, whether the text leaves it out).
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     offsets, length = [], 0
-    # Some tokenizers drop the space before the first word of a text that stands behind nothing.
+    # Some tokenizers drop the space at the beginning of a text.
     spoken = b"".join(piece for piece, left_out in pieces if not left_out)
     dropped = int(len(spoken) - len(spoken.lstrip(b" ")) > len(text) - len(text.lstrip(" ")))
     for piece, left_out in pieces:

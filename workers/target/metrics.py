@@ -1,4 +1,4 @@
-"""What a target tells Prometheus through Ray: its counters, at most once a second."""
+"""A target's counters as metrics for Prometheus, through Ray, at most once a second."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Metrics:
 
         self._counters = {name: counter(name, description) for name, description in COUNTERS.items()}
         self._seconds = counter("phase_seconds", "Where the target's time went", "phase")
-        # Observing each row of each round singly would cost more than the round may pay.
+        # A counter by length instead of a histogram: one observation for each row and round would take too long.
         self._lengths = counter("accepted_length", "Rounds of rows by how many of their candidates were accepted", "length")
         self._rows = counter("rows", "Answers that ended", "outcome")
         gauges = ("replica",)

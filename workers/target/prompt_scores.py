@@ -1,4 +1,4 @@
-"""What the model thinks of a prompt's own tokens, which `echo` asks for."""
+"""Log-probabilities of a prompt's own tokens, for `echo`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.workers.engines.engine import Engine, Feed
 from outrider.workers.engines.sampling import LEAST_LOG_PROBABILITY
 from outrider.workers.messages import Sampling
 
-# Scores of one pass, as float32.
+# The size of one pass's logits, as float32.
 PASS_BYTES = 32 << 20
 MOST_TOKENS = 512
 
@@ -23,10 +23,10 @@ def prompt_scores(
     likeliest: int,
     passed: Callable[[float, float, int], None] = lambda started, ended, tokens: None,
 ) -> list[list[tuple[int, float]]]:
-    """For each token but the first (token, log-probability): its own, then those of so many of the likeliest.
+    """For each token but the first, (token, log-probability): its own, then those of the ``likeliest`` tokens.
 
-    ``row`` is a number that no row of the engine has; it is free again afterwards. ``passed`` is told of each pass: when it
-    began and ended, and how many tokens it read.
+    ``row`` is a number that no row of the engine has; it is closed again. ``passed`` is called after each pass with the
+    times of its beginning and end, and its number of tokens.
     """
     entries: list[list[tuple[int, float]]] = []
     most = max(1, min(MOST_TOKENS, PASS_BYTES // (4 * engine.vocabulary)))
@@ -40,7 +40,7 @@ def prompt_scores(
             for position, logits in enumerate(scored, start + 1):
                 scores = logits.astype(np.float64) - logits.max()
                 scores -= np.log(np.exp(scores).sum())
-                # The first of equals, as everywhere.
+                # Of equal scores the smaller token id first, as in the sampler.
                 best = np.argsort(-scores, kind="stable")[:likeliest]
                 named = [prompt[position], *map(int, best)]
                 entries.append([(token, max(float(scores[token]), LEAST_LOG_PROBABILITY)) for token in named])

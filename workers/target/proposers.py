@@ -1,4 +1,5 @@
-"""Where a target's candidates come from: a draft across Ray, texts that are there already, either, or nowhere."""
+"""The sources of a target's candidates: the interface, no source, the row's own text (lookup), and draft or lookup by
+row."""
 
 from __future__ import annotations
 
@@ -17,24 +18,22 @@ from outrider.workers.speculation import (
 )
 from outrider.workers.target.live_row import LiveRow
 
-# Few texts repeat themselves: a row has to show that it does.
+# The prior acceptance of lookup: few texts repeat themselves.
 LOOKUP_PRIOR = 0.3
 
 
 class Source(Enum):
-    """Who proposes."""
-
     DRAFT = auto()
     LOOKUP = auto()
     SUFFIX = auto()
 
 
 class Proposal(NamedTuple):
-    """What is proposed for a row. ``runners_up`` are (position, token): what may come in place of the candidate there.
+    """The candidates of a row. ``runners_up`` are (position, token): an alternative to the candidate at that position.
 
     ``from_others`` says of each candidate whether it was found in another row's answer. ``reaches`` are the chances that
-    the candidates are accepted, each with all before it; there are none where nobody knows. ``certain`` are the places of
-    those that must come where all before them are accepted: they are fed sooner than later, but nothing is gained by them.
+    the candidates are accepted, each with all before it; empty where they are not known. ``certain`` are the positions of
+    tokens that the grammar forces once all before them are accepted: they have to be fed anyway, so they count as no gain.
     """
 
     tokens: Sequence[int] = ()
@@ -45,34 +44,34 @@ class Proposal(NamedTuple):
     certain: Sequence[int] = ()
 
     def choices(self, tokens: int) -> int:
-        """How many of the first so many tokens the target has to choose."""
+        """How many of the first ``tokens`` candidates the target has to choose (are not forced)."""
         return tokens - sum(place < tokens for place in self.certain)
 
 
 NO_PROPOSAL = Proposal()
-# Waits for what is proposed for each row that was asked for.
+# Waits for the proposals; one for each row of the request.
 PendingProposals = Callable[[], Sequence[Proposal]]
 
 
 class Proposer(Protocol):
     @property
     def knows_chances(self) -> bool:
-        """Whether all its candidates come with their chances, and none where these are too small for the request."""
+        """Whether candidates come with ``reaches``, and only those that the request's thresholds allow."""
 
     def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
-        """Begin to propose, at most as many candidates a row as the request has counts; fewer or none is always allowed.
+        """Begin to propose at most ``request.counts[i]`` candidates for row i; fewer or none is always allowed.
 
-        The rows stay as they are until the answer is taken, which happens once. Others may be asked for before that.
+        The rows do not change until the answer is taken, which happens once. Other rows may be asked for before that.
         """
 
     def forget(self, key: int) -> None:
         """The row has ended."""
 
     def draft_cost(self, rows: int) -> DraftCost | None:
-        """What candidates for that many rows cost; None while nothing can be proposed."""
+        """The cost of candidates for that many rows; None while nothing can be proposed."""
 
     def unread(self, live: LiveRow) -> int:
-        """How many of the row's tokens the one who proposes would have to read first."""
+        """How many of the row's tokens the proposer would have to prefill first."""
 
 
 class NoProposer:
@@ -125,7 +124,7 @@ def _looked_up(tokens: Sequence[int]) -> Proposal:
 
 @dataclass(slots=True)
 class _Contest:
-    """One row's two sources. Both are judged by what was committed after they last spoke, used or not."""
+    """One row's two sources. Both are judged by what was committed after their last proposals, verified or not."""
 
     length: int = 0
     from_text: tuple[int, ...] = ()
@@ -134,7 +133,7 @@ class _Contest:
     model: Acceptance = field(default_factory=Acceptance)
 
     def judge(self, tokens: Sequence[int]) -> None:
-        """Take in what became of the row since both spoke."""
+        """Compare the last proposals of both with the tokens that were committed since."""
         committed = tokens[self.length :]
         for proposal, record in ((self.from_text, self.text), (self.from_model, self.model)):
             known = proposal[: len(committed)]
@@ -145,7 +144,7 @@ class _Contest:
 
 
 class EitherProposer:
-    """A draft model and the row's own text: each row takes whichever promises more tokens a second."""
+    """A draft model and the row's own text: each row takes the source with more expected tokens a second."""
 
     knows_chances = False
 
@@ -194,9 +193,9 @@ class EitherProposer:
         self._model.forget(key)
 
     def draft_cost(self, rows: int) -> DraftCost | None:
-        # The dearer of the two, as long as there is one: what comes from the text is a gift.
+        # That of the draft, while there is one: lookup is free.
         return self._model.draft_cost(rows) or self._text.draft_cost(rows)
 
     def unread(self, live: LiveRow) -> int:
-        # What the text offers costs no reading, so it is never held back.
+        # Lookup needs no prefill, so the row is always worth asking for.
         return 0

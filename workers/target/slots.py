@@ -1,9 +1,11 @@
-"""Which candidates share the next pass: those of all rows, ranked by the chance that they are reached, as many as pay.
+"""Which candidates share the next pass: those of all rows, ranked by their reach, as many as pay.
 
-A pass has room for some tokens more than one of each row until it costs more, so what matters is the candidate, not the
-row that it belongs to. A row's reaches fall (reach_i is the chance that its candidate i and all before it are accepted), so
-the first so many of the ranking are a beginning of each row's. What a pass costs by its tokens is no convex curve, since
-products are computed in tiles: every size is weighed, also those behind one that does not pay.
+reach_i is the chance that a row's candidate i and all before it are accepted. It falls with i, so the first n of the
+ranking are a prefix of each row's candidates. The rate to maximise over n is
+
+    (rows + sum of the n largest reaches) / (pass_seconds(fed + n) + seconds of drafting).
+
+The cost of a pass is not convex in its number of tokens, since products are computed in tiles, so every n is tried.
 """
 
 from __future__ import annotations
@@ -18,27 +20,25 @@ from numpy.typing import NDArray
 
 from outrider.workers.speculation import MOST_CANDIDATES, CandidateRequest, DraftCost, LayoutKind, round_seconds
 
-# Seconds of a pass over so many tokens: all that is asked of a target's costs here.
+# Seconds of a pass by its number of tokens.
 PassSeconds = Callable[[int], float]
-# Of each row the chances that its candidates are accepted, each with all before it; 0 where there is none, or nothing.
+# The reaches of each row's candidates; 0, or the end of the list, where there is no candidate.
 Reaches = Sequence[Sequence[float]]
-# More slots than this are not looked into: no pass has so much room.
+# The most slots that are considered.
 MOST_SLOTS = 512
-# Sizes up to this are weighed one by one, beyond it in steps of a quarter, the passes between them by the straight line.
+# Sizes up to this are computed one by one; beyond it in steps of a quarter, with linear interpolation.
 ONE_BY_ONE = 16
-# Candidates that are found rather than made are verified where they are expected to gain so much: two measurements of one
-# pass differ by nearly that.
+# The least expected gain for which candidates found in texts are verified: two measurements of one pass differ by as much.
 LEAST_GAIN = 1.02
-# A candidate that is likelier than this to be accepted is verified whatever a slot costs.
+# The largest threshold of reach: likelier candidates are verified whatever a slot costs.
 MOST_LEAST_REACH = 0.9
 NO_DRAFT = DraftCost(0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """How many candidates of each row share the pass, what the round with it should take and bring, and without any.
-
-    ``slot_seconds`` is what a slot that is filled takes on average.
+    """How many candidates of each row share the pass, the expected ``tokens`` and ``seconds`` of the round, and the rate of
+    a plain one. ``slot_seconds`` is the mean cost of a filled slot.
     """
 
     counts: list[int]
@@ -61,11 +61,11 @@ def fill_slots(
     depth: int | None = None,
     gains: Reaches | None = None,
 ) -> Filled:
-    """What lets the batch commit the most tokens a second. A pass without candidates feeds ``fed`` tokens, or one a row.
+    """The filling with the most tokens a second. A pass without candidates feeds ``fed`` tokens (0: one for each row).
 
-    A candidate brings what its chance is, or ``gains``. A draft makes its candidates step by step, one for all rows that go
-    on, so each number of steps is weighed with what fills the pass best from so many; with ``depth`` that number is given,
-    and 0 is what is known already and takes none.
+    A candidate's expected gain is its reach, or that of ``gains``. A draft makes its candidates in steps, each for all rows
+    that go on, so the best filling is computed for each number of steps; ``depth`` fixes that number, and is 0 for
+    candidates that exist already.
     """
     rows = len(reaches)
     fed = fed or rows
@@ -73,7 +73,7 @@ def fill_slots(
         return _fill_one(reaches[0], (gains or reaches)[0], pass_seconds, None if depth == 0 else draft_cost, fed)
     table = side_by_side(reaches)
     columns = table.shape[1]
-    # By position, then by row: of equals in a row the first comes first.
+    # Flattened by position, then by row: the stable sort keeps equal reaches of one row in their order.
     flat = table.T.ravel()
     order = np.argsort(-flat, kind="stable")[: min(np.count_nonzero(flat), max(MOST_SLOTS, rows))]
     seconds_by_slots = np.array(_seconds_by_slots(pass_seconds, fed, len(order)))
@@ -88,7 +88,7 @@ def fill_slots(
     tokens = rows + np.cumsum(np.where(taken, gained, 0.0), axis=1)
     seconds = seconds_by_slots[slots]
     if kind is LayoutKind.SEQUENTIAL:
-        # The draft's time comes on top, whatever the pass takes.
+        # The draft's time is added to that of the pass.
         seconds += np.array([float(round_seconds(kind, 0.0, draft_cost, each, 0.0, rows * each)) for each in depths])[
             :, None
         ]
@@ -121,10 +121,9 @@ def _fill_one(
     draft_cost: DraftCost | None,
     fed: int,
 ) -> Filled:
-    """``fill_slots`` of a row alone, whose draft works in sequence with the target, or whose candidates are known already.
+    """``fill_slots`` for one row with a sequential draft, or with candidates that exist already, without arrays.
 
-    Behind a pass nothing of Python is in the processor's caches any more, and what works on arrays takes several times as
-    long as this.
+    After a pass the processor's caches hold nothing of Python, and NumPy's functions take several times as long as this.
     """
     most = next((at for at, reach in enumerate(reaches) if not reach), len(reaches))
     verify = _seconds_by_slots(pass_seconds, fed, most)
@@ -148,46 +147,46 @@ def best_request(
     fed: int = 0,
     trust: float = 1.0,
 ) -> CandidateRequest:
-    """What to ask a draft for, by what is to be expected of its candidates; counts of 0 where none pays.
+    """The request to a draft, by the expected reaches of its candidates; counts of 0 where none pays.
 
-    ``trust`` is how far forecasts of asking have come true so far (``speculation.Trust``).
+    ``trust`` corrects the forecast rate with candidates (``speculation.Trust``).
     """
     filled = fill_slots(reaches, pass_seconds, draft_cost, kind, fed)
     if not any(filled.counts) or filled.rate * trust <= filled.plain_rate:
         return CandidateRequest([0] * len(filled.counts))
-    # One pass cannot be left half way.
+    # The single pass of a parallel draft cannot be stopped early.
     drafting = draft_cost.step if kind is LayoutKind.SEQUENTIAL and not draft_cost.one_pass else 0.0
     least_reach, least_sum = min(MOST_LEAST_REACH, filled.rate * filled.slot_seconds), filled.rate * drafting
     if drafting and len(reaches) == 1:
-        # What the next step makes is as likely as what there is and one candidate more: chance * reach has to be worth the
-        # step and its slot. Of many rows, whose chances differ, this gained nothing.
+        # The next step's candidate has the reach (usual chance) * reach, which has to be worth the step and its slot. With
+        # several rows, whose chances differ, this gained nothing.
         least_sum = (least_sum + least_reach) / _usual_chance(reaches[0], filled.counts[0]) - least_reach
     return CandidateRequest(filled.counts, least_reach, least_sum, 1.0 / filled.plain_rate - 1.0 / (filled.rate * trust))
 
 
 def _usual_chance(reaches: Sequence[float], count: int) -> float:
-    """That one of a row's first so many candidates is accepted, given that those before it were, on average."""
+    """The mean chance that one of a row's first ``count`` candidates is accepted, given that those before it were."""
     accepted = float(sum(reaches[:count]))
     return accepted / (1.0 + accepted - float(reaches[count - 1]))
 
 
 def worth_verifying(reaches: Reaches, pass_seconds: PassSeconds, fed: int = 0) -> list[int]:
-    """How many of each row's candidates to verify, where they are known already; none where they gain too little."""
+    """How many of each row's existing candidates to verify; none where they gain too little."""
     filled = fill_slots(reaches, pass_seconds, fed=fed, depth=0)
     return filled.counts if filled.rate >= LEAST_GAIN * filled.plain_rate else [0] * len(reaches)
 
 
 def expected_hits(reaches: Reaches, counts: Sequence[int]) -> tuple[float, float]:
-    """How many of so many candidates of each row are accepted on average, and the chance that all of them are.
+    """The expected number of accepted candidates among the first ``counts[i]`` of each row i, and the chance that all are.
 
-    Candidates beyond those whose reach is known count as if they never were accepted.
+    Candidates without a known reach count as never accepted.
     """
     taken = [row[:count] for row, count in zip(reaches, counts, strict=True)]
     return float(sum(map(sum, taken))), float(prod(row[-1] for row in taken if len(row)))
 
 
 def side_by_side(rows: Reaches) -> NDArray[np.float64]:
-    """Rows of any length, filled up with zeros."""
+    """The rows as one array, padded with zeros."""
     reaches = np.zeros((len(rows), max(map(len, rows), default=0)))
     for row, each in zip(reaches, rows, strict=True):
         row[: len(each)] = each
@@ -195,7 +194,7 @@ def side_by_side(rows: Reaches) -> NDArray[np.float64]:
 
 
 def deepest(rows: int) -> int:
-    """How many candidates of each row are looked into."""
+    """How many candidates of each row are considered."""
     return max(1, min(MOST_CANDIDATES, MOST_SLOTS // max(1, rows)))
 
 

@@ -1,4 +1,4 @@
-"""What a target counts: its time, tokens and candidates; and slices for the timeline where one is wanted."""
+"""A target's running counters (time, tokens, candidates), and its timeline."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from outrider.workers.timeline import Timeline
 
 
 class TargetStatistics:
-    """Filled by the thread that verifies. ``snapshot`` and ``idling`` exclude each other by their caller's lock.
+    """Filled by the verifying thread. The caller's lock keeps ``snapshot`` and ``idling`` apart.
 
-    What a round says here costs a few microseconds; everything dearer (copies, metrics) is for those who harvest.
+    Counting takes a few microseconds of a round; copies and metrics are made by the thread that harvests.
     """
 
     def __init__(self, timeline: Timeline | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -25,33 +25,33 @@ class TargetStatistics:
         self._idle_since: float | None = None
 
     def start(self) -> None:
-        """From now on its time counts."""
+        """Count the target's time from now on."""
         self._started = self._clock()
 
     def asked(self, limits: Sequence[int]) -> None:
-        """How many candidates each row that could have some is to get."""
+        """How many candidates were asked for, of each row that could have some."""
         self.counters.asking_rows += len(limits)
         self.counters.asked += sum(limit for limit in limits if limit > 0)
 
     def decided(self, started: float, rows: int, candidates: int) -> None:
-        """Since ``started`` it was found out which candidates are worth asking for."""
+        """The policy has decided since ``started`` which candidates to ask for."""
         self._slice("decide", started, self._clock(), rows, candidates)
 
     def hop(self, seconds: float) -> None:
-        """Of the time that ``waited`` reports, what was spent on the way; the draft computed in the rest."""
+        """So much of the time that ``waited`` counted as the draft's was latency of messages."""
         seconds = max(0.0, seconds)
         self.counters.hop_seconds += seconds
         self.counters.draft_seconds -= seconds
 
     def drafted(self, passes: int, skipped: int, corrected_right: int, corrected_wrong: int) -> None:
-        """What the draft has counted since it was heard last."""
+        """The draft's counts since its last reply."""
         self.counters.draft_passes += passes
         self.counters.draft_skipped += skipped
         self.counters.corrected_right += corrected_right
         self.counters.corrected_wrong += corrected_wrong
 
     def waited(self, what: str, started: float, rows: int, candidates: int) -> None:
-        """The target has been busy with candidates from ``started`` until now: it asked for them, or waited for them."""
+        """The target has asked for candidates, or waited for them, from ``started`` until now."""
         ended = self._clock()
         self.counters.draft_seconds += ended - started
         self._slice(what, started, ended, rows, candidates)
@@ -65,9 +65,8 @@ class TargetStatistics:
     def committed(
         self, proposed: int, accepted: int, tokens: int, runners_up: int = 0, runner_up_accepted: bool = False
     ) -> None:
-        """One row's part of a round: its candidates that were accepted, and the tokens that it gained.
-
-        ``runners_up`` were tried too, of which one may be accepted.
+        """One row's part of a round: its candidates, those that were accepted, the tokens that it gained, and its
+        runners-up, of which one may have been accepted.
         """
         counters = self.counters
         counters.row_rounds += 1
@@ -80,13 +79,13 @@ class TargetStatistics:
             counters.accepted_lengths[min(accepted, LONGEST_COUNTED)] += 1
 
     def found(self, proposed: int, accepted: int, from_others: int) -> None:
-        """One row's candidates were all found in texts; ``from_others`` of the accepted stood in other rows' answers."""
+        """One row's candidates, all found in texts; ``from_others`` of the accepted were found in other rows' answers."""
         self.counters.found += proposed
         self.counters.found_accepted += accepted
         self.counters.others_accepted += from_others
 
     def forced(self, tokens: int) -> None:
-        """So many tokens were committed without a pass, since nothing else could come."""
+        """So many tokens were committed without a pass, since the grammar forces them."""
         self.counters.tokens += tokens
         self.counters.forced_tokens += tokens
 
@@ -96,14 +95,14 @@ class TargetStatistics:
 
     @contextmanager
     def changing_layout(self) -> Iterator[None]:
-        """While target and draft are taken to other cores, and what passes cost there is measured."""
+        """The time in which target and draft move to other cores and passes are measured there."""
         started = self._clock()
         yield
         self._slice("change layout", started, self._clock(), 0, 0)
 
     @contextmanager
     def idling(self) -> Iterator[None]:
-        """While there is nothing to do."""
+        """The time without rows."""
         self._idle_since = self._clock()
         try:
             yield

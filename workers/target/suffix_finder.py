@@ -1,4 +1,5 @@
-"""Candidates that are found in texts before anybody is asked: what followed tokens like a row's last ones."""
+"""Candidates by suffix decoding: what followed earlier occurrences of a row's last tokens, found before a draft is
+asked."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from outrider.workers.speculation import CandidateRequest
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import NO_PROPOSAL, PendingProposals, Proposal, Proposer, Source
 
-# No pass has so much room that a candidate less likely to be accepted, with all before it, would be worth verifying.
+# The least reach of a candidate: less likely ones never pay for their slot.
 LEAST_REACH = 0.03
 
 
 class SuffixFinder:
-    """Looks in the row's own text and in what all rows wrote, the last ``answer_tokens`` tokens of it.
+    """Searches the row's own text and the last ``answer_tokens`` tokens that rows wrote.
 
-    It knows beforehand each candidate's chance to be accepted, so the policy chooses among them before a proposer is asked.
+    Each candidate comes with its reach, so the policy chooses among them before it asks a proposer.
     """
 
     def __init__(self, answer_tokens: int) -> None:
@@ -28,10 +29,10 @@ class SuffixFinder:
         self._found: dict[int, Found] = {}
 
     def find(self, rows: Sequence[LiveRow]) -> Sequence[Sequence[float]]:
-        """For each row the chances that its candidates are accepted, each with all before it.
+        """Find candidates; returns their reaches for each row.
 
-        To be called once after each pass: from what the rows have gained is learned what became of the last candidates,
-        whether or not they were verified.
+        To be called once after each pass: the tokens that rows have gained show which of the last candidates were right,
+        whether they were verified or not.
         """
         found = self._suffixes.advance([self._gain(live) for live in rows], LEAST_REACH)
         self._found = {live.row.key: each for live, each in zip(rows, found, strict=True)}
@@ -42,29 +43,29 @@ class SuffixFinder:
         known, self._known[key] = self._known.get(key, 0), len(tokens)
         before = live.text_before
         gained = tokens[known:] if known or not before else [*before, *tokens]
-        # The last token of a row is always the target's own.
+        # A candidate for the row's last token would be wasted: the target chooses one more token than it accepts.
         most = max(0, min(MOST_FOUND, live.remaining - 1))
         return Gain(key, gained, len(before) + len(live.row.prompt), most)
 
     def proposal(self, live: LiveRow, count: int) -> Proposal:
-        """What was found for the row last."""
+        """The first ``count`` candidates that ``find`` found for the row."""
         found = self._found.get(live.row.key, NOTHING_FOUND)
         return Proposal(found.tokens[:count], (), Source.SUFFIX, found.from_others[:count], found.reaches[:count])
 
     def ended(self, live: LiveRow) -> None:
-        """Keep what the row wrote to its end; nothing of rows that may not be assisted, which are never looked at."""
+        """Add the rest of an ended row's answer. (Rows that are not assisted were never searched for, and are not kept.)"""
         known = self._known.pop(live.row.key, None)
         if known is not None:
             self._suffixes.end(live.row.key, live.tokens[known:])
 
     def learn(self, answers: Sequence[Sequence[int]]) -> None:
-        """Take in answers that other replicas wrote."""
+        """Add answers of other replicas."""
         for answer in answers:
             self._suffixes.learn(answer)
 
 
 def ask(proposer: Proposer, finder: SuffixFinder, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
-    """What was found for the rows of which the request says so, and the proposer's candidates for the others."""
+    """The finder's candidates for the rows in ``request.found``, and the proposer's for all others."""
     proposals = [
         finder.proposal(live, count) if index in request.found else NO_PROPOSAL
         for index, (live, count) in enumerate(zip(rows, request.counts, strict=True))

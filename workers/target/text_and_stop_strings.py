@@ -1,4 +1,4 @@
-"""From a row's tokens to its text, and where a stop string ends it."""
+"""Decodes a row's tokens to its text, and finds stop strings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Decoder(Protocol):
 class TextWriter:
     """Collects one row's tokens. Only rows with stop strings are decoded before they end.
 
-    A stop string that is complete within the first ``min_tokens`` tokens is text like any other. ``end_tokens`` are not
-    shown in the text; ``stop_tokens`` are stop strings that are one such token. The text goes on behind ``prompt``. Without
-    ``token_bytes`` nothing can be said of single tokens.
+    A stop string that is complete within the first ``min_tokens`` tokens is text like any other. ``end_tokens`` are left
+    out of the text; ``stop_tokens`` are stop strings that are one special token. The text is decoded as a continuation of
+    ``prompt``. ``token_bytes`` is needed for log-probabilities.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TextWriter:
         self._shown: list[int] = []
         # How many of the tokens shown are among the first min_tokens.
         self._exempt = 0
-        # A token is a character or more, but for those that are a part of one; four of them make any character.
+        # A window of so many tokens holds any stop string: at most four tokens make one character.
         self._window = 4 * max((len(word) for word in stop), default=0) + 8
 
     def stopped_by(self, token: int) -> bool:
@@ -65,13 +65,13 @@ class TextWriter:
         return text[: self._find_stop(text, 0)]
 
     def logprobs(self, entries: Sequence[Sequence[tuple[int, float]]]) -> Logprobs:
-        """What the entries of an engine say of the tokens so far."""
+        """The log-probabilities of the tokens so far; ``entries`` are the engine's."""
         if self._token_bytes is None:
             raise ValueError("log-probabilities of a row whose tokens have no known pieces")
         return describe(self._tokens, entries, self.text(), self._token_bytes, self._end_tokens)
 
     def echo(self, row: Row, entries: Sequence[Sequence[tuple[int, float]]]) -> Echo:
-        """The row's prompt; ``entries`` are what was scored of its tokens but the first, without log-probabilities none."""
+        """The row's prompt; ``entries`` are the log-probabilities of its tokens but the first, if the row asks for any."""
         text = row.echo or self._decode(row.prompt)
         if row.logprobs is None or self._token_bytes is None:
             return Echo(text, row.prompt)
@@ -91,7 +91,7 @@ class TextWriter:
         """
         exempt = 0
         if first < self._exempt:
-            # A character of which they hold a part only is spelled as several replacement characters without the rest.
+            # A character that is incomplete at their end decodes to replacement characters.
             exempt = len(self._text_from(first, self._exempt).rstrip("\ufffd"))
         found = [text.find(word, max(0, exempt - len(word) + 1)) for word in self._stop]
         return min((index for index in found if index >= 0), default=None)

@@ -1,4 +1,4 @@
-"""The target's loop: it owns the committed tokens of its rows, and leads the rounds of propose and verify."""
+"""The target's loop: it owns the committed tokens of its rows, and runs the rounds of propose and verify."""
 
 from __future__ import annotations
 
@@ -19,25 +19,33 @@ from outrider.workers.speculation import LayoutKind
 from outrider.workers.target.asking_policy import AskingPolicy
 from outrider.workers.target.constraints import MaskMaker, fitting
 from outrider.workers.target.forecast import Forecast, Round
-from outrider.workers.target.live_row import BadScores, LiveRow, NoSuchToken, as_far_as_usable, context_of, problem_of
+from outrider.workers.target.live_row import (
+    BadScores,
+    LiveRow,
+    NoSuchToken,
+    context_of,
+    problem_of,
+    without_invalid_resumption,
+)
 from outrider.workers.target.prompt_scores import prompt_scores
 from outrider.workers.target.proposers import NO_PROPOSAL, PendingProposals, Proposal, Proposer, Source
 from outrider.workers.target.statistics import TargetStatistics
 from outrider.workers.target.suffix_finder import SuffixFinder, ask
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
+# A pass reads at most so many tokens of a row's prompt.
 PREFILL_TOKENS = 512
 # Two scores closer than this may change places when float kernels sum in another order.
 NEAR_TIE = 1e-4
-# The engine's name for a prompt whose own tokens are scored: rows have none below 0, what measures passes has -1.
+# The engine's row number for scoring a prompt's own tokens. Rows of the job are numbered from 0; -1 is ``costs.PROBE_ROW``.
 SCORED_ROW = -2
 
 
 @dataclass(slots=True)
 class _Asked:
-    """What candidates have been asked for: rows, how many for each, and what the round with them should come to.
+    """The candidates that were asked for: of which rows, how many, and the forecast of the round with them.
 
-    ``waits`` says whether somebody has to make some of them; what was found in texts is there already.
+    ``waits``: the proposer was asked for some; candidates found in texts are there already.
     """
 
     rows: list[LiveRow] = field(default_factory=list)
@@ -45,6 +53,26 @@ class _Asked:
     answer: PendingProposals | None = None
     waits: bool = False
     forecast: Forecast | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A pass of the target: the choices of each row, and ``shares``, the tokens and branches that each row fed.
+
+    ``read`` of these tokens were of prompts, and ``context`` tokens were in the rows' caches before.
+    """
+
+    answers: list[Chosen]
+    shares: list[int]
+    read: int
+    context: int
+    started: float
+    ended: float
+    experts_read: int
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.started
 
 
 class Verifier:
@@ -96,14 +124,47 @@ class Verifier:
             self._round_ended = None
             return ended
         rows, forecast, drafted = list(self._rows), self._forecast(), self._asked.waits
-        taken = self._take_proposals()
-        proposals = [self._fitting(live, proposal) for live, proposal in zip(rows, taken, strict=True)]
-        feeds = [self._feed(live, proposal) for live, proposal in zip(rows, proposals, strict=True)]
         assisted = all(live.row.assisted for live in rows)
+        proposals = [self._fitting(live, proposal) for live, proposal in zip(rows, self._take_proposals(), strict=True)]
+        done = self._verify(rows, proposals)
+        accepted = [
+            speculation.accepted(proposal.tokens, answer.tokens)
+            for proposal, answer in zip(proposals, done.answers, strict=True)
+        ]
+        runners_up_before = self.counters.runners_up_accepted
+        ended += self._commit_all(rows, proposals, done, accepted)
+        runners_up_accepted = self.counters.runners_up_accepted - runners_up_before
+
+        with_some = sum(bool(proposal.tokens) for proposal in proposals)
+        runners_up_tried = sum(len(proposal.runners_up) for proposal in proposals)
+        self.policy.observe_runners_up(with_some, runners_up_tried, runners_up_accepted)
+        # A round lasts from one request for candidates to the next.
+        began, self._round_ended = self._round_ended, time.perf_counter()
+        # Asked for now, taken in the next round: until then the draft works in parallel with the target.
+        self._ask()
+        self.policy.verify_seconds.observe_pass(done.shares, done.seconds, done.experts_read, done.context)
+        self.counters.plain_rounds += not with_some
+        self.last_round = Round(
+            proposed=tuple(proposal.choices(len(proposal.tokens)) for proposal in proposals),
+            accepted=tuple(proposal.choices(count) for proposal, count in zip(proposals, accepted, strict=True)),
+            live=len(rows),
+            steady=assisted and done.read == 0,
+            read=done.read,
+            fed=sum(done.shares),
+            verifying=done.seconds,
+            forecast=forecast,
+            runners_up_accepted=runners_up_accepted,
+        )
+        if began is not None:
+            self.policy.observe_round(self.last_round, drafted, self._round_ended - began)
+        return ended
+
+    def _verify(self, rows: Sequence[LiveRow], proposals: Sequence[Proposal]) -> _Pass:
+        """Feed each row its pending tokens and its candidates; the choices of rows under a grammar obey it."""
+        feeds = [self._feed(live, proposal) for live, proposal in zip(rows, proposals, strict=True)]
         read = sum(len(feed.tokens) - 1 for live, feed in zip(rows, feeds, strict=True) if live.reads_its_prompt)
         shares = [len(feed.tokens) + len(feed.branches) for feed in feeds]
         context = context_of(rows)
-        fed = sum(shares)
 
         started = time.perf_counter()
         feeds = self._masks.begin(rows, feeds)
@@ -113,19 +174,22 @@ class Verifier:
             self._masks.finish()
         verified = time.perf_counter()
         experts_read = 0 if self.engine.mixture is None else self.engine.mixture.read
-        self.statistics.verified(started, verified, len(feeds), fed)
+        self.statistics.verified(started, verified, len(feeds), sum(shares))
 
         first = 0
         for live, proposal, answer in zip(rows, proposals, answers, strict=True):
             if answer.tokens:
                 self._masks.settle(live, proposal.tokens, answer.tokens, first, self._end_tokens)
             first += len(answer.tokens)
-        tokens_before, runners_up_before = self.counters.tokens, self.counters.runners_up_accepted
-        accepted = [
-            speculation.accepted(proposal.tokens, answer.tokens)
-            for proposal, answer in zip(proposals, answers, strict=True)
-        ]
-        for live, proposal, answer, count in zip(rows, proposals, answers, accepted, strict=True):
+        return _Pass(answers, shares, read, context, started, verified, experts_read)
+
+    def _commit_all(
+        self, rows: Sequence[LiveRow], proposals: Sequence[Proposal], done: _Pass, accepted: Sequence[int]
+    ) -> list[RowResult | RowFailure]:
+        """Commit the choices of a pass; the rows that end with it."""
+        ended: list[RowResult | RowFailure] = []
+        tokens_before = self.counters.tokens
+        for live, proposal, answer, count in zip(rows, proposals, done.answers, accepted, strict=True):
             try:
                 reason = self._commit(live, proposal, answer, count)
             except (NoSuchToken, BadScores) as error:
@@ -135,35 +199,11 @@ class Verifier:
             if reason is not None:
                 self._rows.remove(live)
                 ended.append(self._finish(live, reason))
-        runners_up_accepted = self.counters.runners_up_accepted - runners_up_before
-        self.statistics.round_ended(verified, len(feeds), self.counters.tokens - tokens_before)
-
-        with_some = sum(bool(proposal.tokens) for proposal in proposals)
-        runners_up_tried = sum(len(proposal.runners_up) for proposal in proposals)
-        self.policy.observe_runners_up(with_some, runners_up_tried, runners_up_accepted)
-        # A round goes from where the one before it asked to where it asks itself.
-        began, self._round_ended = self._round_ended, time.perf_counter()
-        # Asked for now and taken at the next round: until then the draft works beside whatever the target does.
-        self._ask()
-        self.policy.verify_seconds.observe_pass(shares, verified - started, experts_read, context)
-        self.counters.plain_rounds += not with_some
-        self.last_round = Round(
-            proposed=tuple(proposal.choices(len(proposal.tokens)) for proposal in proposals),
-            accepted=tuple(proposal.choices(count) for proposal, count in zip(proposals, accepted, strict=True)),
-            live=len(rows),
-            steady=assisted and read == 0,
-            read=read,
-            fed=fed,
-            verifying=verified - started,
-            forecast=forecast,
-            runners_up_accepted=runners_up_accepted,
-        )
-        if began is not None:
-            self.policy.observe_round(self.last_round, drafted, self._round_ended - began)
+        self.statistics.round_ended(done.ended, len(rows), self.counters.tokens - tokens_before)
         return ended
 
     def _ask(self) -> None:
-        """Have candidates made for the rows that are past their prompt."""
+        """Ask for candidates of the rows that have read their prompts."""
         rows = [live for live in self._rows if not live.reads_its_prompt and live.row.assisted]
         started = time.perf_counter()
         request, forecast = self.policy.request(rows)
@@ -179,7 +219,7 @@ class Verifier:
             if wanted:
                 self.statistics.waited("ask", started, len(rows), wanted)
         self._asked = _Asked(rows, request.counts, answer, wanted > 0, forecast)
-        # What the draft need not wait for.
+        # Counted after the request was sent, so that the draft does not wait for it.
         self.statistics.asked(request.counts)
 
     def _take_proposals(self) -> list[Proposal]:
@@ -201,10 +241,10 @@ class Verifier:
             return found
         pending = sum(min(live.pending, PREFILL_TOKENS) for live in self._rows)
         constrained = [at for at, live in enumerate(self._rows) if live.matching is not None]
-        return self.policy.filled(found, pending, asked.forecast, constrained)
+        return self.policy.cut_to_slots(found, pending, asked.forecast, constrained)
 
     def _sane(self, proposal: Proposal, count: int, cached: int) -> Proposal:
-        """A proposal up to its first id that the model does not have: whatever ids a draft sends, they are only a hint."""
+        """The proposal up to its first token that the model does not have. (A draft may send any ids.)"""
         tokens, vocabulary = proposal.tokens[:count], self.engine.vocabulary
         for index, token in enumerate(tokens):
             if not 0 <= token < vocabulary:
@@ -223,7 +263,7 @@ class Verifier:
 
     def _feed(self, live: LiveRow, proposal: Proposal) -> Feed:
         new = live.tokens[live.cached :]
-        # Where nobody asks for candidates, no head needs to know.
+        # Without candidates the head needs no states.
         states = self._hand_out and live.row.assisted and self.policy.draft_tokens != 0
         if len(new) > PREFILL_TOKENS:
             return Feed(live.row.key, new[:PREFILL_TOKENS], 0, states=states)
@@ -232,28 +272,28 @@ class Verifier:
         return Feed(live.row.key, fed, choices, live.row.logprobs, branches, states=states)
 
     def _commit(self, live: LiveRow, proposal: Proposal, answer: Chosen, accepted: int) -> str | None:
-        """Take the target's choices up to and including the first that differs from its candidate.
+        """Commit the target's choices up to and including the first that differs from its candidate.
 
-        Where that one is a runner-up, the choice after it is known too. Its key and value are not in the cache: it is fed
-        once more, with the next round's candidates.
+        Where that one is a runner-up, the choice after it is known too. The runner-up's key and value are not in the cache,
+        so it is fed once more, with the next round's candidates.
         """
         live.rounds += 1
         if not answer.tokens:
             live.cached += PREFILL_TOKENS
-            self._hold(live, answer, live.cached - PREFILL_TOKENS)
+            self._keep_states(live, answer, live.cached - PREFILL_TOKENS)
             return None
         if live.reads_its_prompt:
             live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
         proposed = len(proposal.tokens)
         if proposal.source is not Source.SUFFIX:
-            # Those come with chances of their own.
+            # Candidates from suffixes have their own estimate of chances.
             self.policy.observe_row(live, proposal.choices(proposed), proposal.choices(accepted))
-        # Of the answer's choices.
+        # The indices of the committed choices in the answer.
         taken = [*range(accepted + 1)]
         if proposal.runners_up and accepted < proposed and (accepted, answer.tokens[accepted]) in proposal.runners_up:
-            behind = proposed + 1 + proposal.runners_up.index((accepted, answer.tokens[accepted]))
-            if answer.tokens[behind] >= 0:
-                taken.append(behind)
+            after_runner_up = proposed + 1 + proposal.runners_up.index((accepted, answer.tokens[accepted]))
+            if answer.tokens[after_runner_up] >= 0:
+                taken.append(after_runner_up)
         first, live.cached = live.cached, len(live.tokens) + accepted
         self.engine.truncate(live.row.key, live.cached)
         reason, committed, written = None, 0, len(live.tokens)
@@ -266,7 +306,7 @@ class Verifier:
             if reason is not None:
                 break
         del taken[committed:]
-        self._hold(live, answer, first)
+        self._keep_states(live, answer, first)
         if reason is None:
             reason, forced = live.append_forced(self._end_tokens, self.engine.context)
             self.statistics.forced(forced)
@@ -284,8 +324,8 @@ class Verifier:
             self.counters.near_ties += sum(answer.margins[index] < NEAR_TIE for index in taken)
         return reason
 
-    def _hold(self, live: LiveRow, answer: Chosen, first: int) -> None:
-        """The tokens that were fed are the row's up to where its cache ends now; the first of them was this one."""
+    def _keep_states(self, live: LiveRow, answer: Chosen, first: int) -> None:
+        """Keep the states of the fed tokens that stay in the cache; ``first`` is the position of the first fed token."""
         if answer.states is not None:
             live.states.add(first, answer.states[: live.cached - first])
 
@@ -305,7 +345,8 @@ class Verifier:
         return len(self._waiting)
 
     def work_left(self, job_rows: int) -> float:
-        """How many tokens are still to be written at most, if ``job_rows`` come in all; infinitely many if that is 0."""
+        """The most tokens that are still to be written, if the job has ``job_rows`` in all (0: unknown, infinitely
+        many)."""
         if not job_rows:
             return math.inf
         here = [each.row.max_tokens for each in self._rows] + [row.max_tokens - len(row.resumed) for row in self._waiting]
@@ -319,23 +360,23 @@ class Verifier:
         self._added += len(self._waiting) - before
 
     def cancel(self, keys: Collection[int]) -> None:
-        """Drop rows that somebody else has written; what is not here any more is no matter."""
+        """Drop rows that another replica has finished; keys of other rows are ignored."""
         self._waiting = deque(row for row in self._waiting if row.key not in keys)
         gone = [live for live in self._rows if live.row.key in keys]
         if gone and self._asked.answer is not None:
-            self._asked.answer()  # rows stay as they are until it is taken
+            self._asked.answer()  # a proposer needs the rows until its answer is taken
             self._asked.answer = None
         for live in gone:
             self._rows.remove(live)
             self._close(live)
 
     def learn(self, answers: Sequence[Sequence[int]]) -> None:
-        """What rows of other replicas wrote."""
+        """Add the answers of other replicas to the suffixes."""
         if self.finder is not None:
             self.finder.learn(answers)
 
     def written(self) -> list[PartialTokens]:
-        """What the rows under way have gained since this was asked last."""
+        """The tokens that unfinished rows have gained since the last call."""
         return [gained for live in self._rows if (gained := live.gained()) is not None]
 
     def _admit(self) -> Iterable[RowResult | RowFailure]:
@@ -346,18 +387,11 @@ class Verifier:
             if problem is not None:
                 yield RowFailure(row.key, problem)
                 continue
-            row = as_far_as_usable(row, self.engine.vocabulary)
-            matching = None
-            if row.sampling.grammar:
-                try:
-                    matching = self._matching(row)
-                except BadConstraint as error:
-                    yield RowFailure(row.key, f"what the answer must be is not usable: {error}")
-                    continue
-                if not all(map(matching.take, row.resumed)):
-                    # Written under another grammar.
-                    row = replace(row, resumed=(), resumed_logprobs=())
-                matching.back(0)
+            try:
+                row, matching = self._with_matching(without_invalid_resumption(row, self.engine.vocabulary))
+            except BadConstraint as error:
+                yield RowFailure(row.key, f"what the answer must be is not usable: {error}")
+                continue
             shared = self._prefix_cache.open(row.key, row.prompt, row.sampling, written=row.resumed)
             if shared is None:
                 later.append(row)
@@ -384,7 +418,7 @@ class Verifier:
         self._waiting.extendleft(reversed(later))
 
     def _prompt_passed(self, started: float, ended: float, tokens: int) -> None:
-        """A pass of the target that scored a prompt: no row has gained by it, and none had candidates."""
+        """Count a pass that scored a prompt: it has no candidates, and no row gains a token."""
         self.statistics.verified(started, ended, 1, tokens)
         self.counters.plain_rounds += 1
 
@@ -393,7 +427,7 @@ class Verifier:
         return live.result(reason)
 
     def _fail(self, live: LiveRow, error: NoSuchToken | BadScores) -> RowFailure:
-        """The model has no token, or the library no patience, for what the answer must be; or its scores say nothing."""
+        """No token of the model fits the grammar, llguidance has failed, or the scores are not numbers."""
         self._close(live)
         if isinstance(error, BadScores):
             return RowFailure(
@@ -408,11 +442,18 @@ class Verifier:
             f"must be{why}",
         )
 
-    def _matching(self, row: Row) -> Matching:
+    def _with_matching(self, row: Row) -> tuple[Row, Matching | None]:
+        """The row and the state of its grammar; without resumed tokens that were written under another grammar."""
+        if not row.sampling.grammar:
+            return row, None
         if self._grammars is None:
             raise BadConstraint("the model has no token that ends a text")
         ends = self._end_tokens if row.sampling.end_tokens is None else row.sampling.end_tokens
-        return self._grammars.matching(row.sampling.grammar, sorted(ends))
+        matching = self._grammars.matching(row.sampling.grammar, sorted(ends))
+        if not all(map(matching.take, row.resumed)):
+            row = replace(row, resumed=(), resumed_logprobs=())
+        matching.truncate(0)
+        return row, matching
 
     def _close(self, live: LiveRow) -> None:
         self._prefix_cache.close(live.row.key)
@@ -423,7 +464,7 @@ class Verifier:
     # What the layout decides
 
     def set_layout(self, kind: LayoutKind, draft_tokens: int | None) -> None:
-        """Work in another way from the next round on. What has been asked for is let go."""
+        """Use another layout from the next round on. Candidates that were asked for are dropped."""
         self._take_proposals()
         self._asked = _Asked()
         self.policy.layout_kind, self.policy.draft_tokens = kind, draft_tokens

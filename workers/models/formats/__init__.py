@@ -1,1 +1,1 @@
-"""Quantised checkpoints: one reader a format, all giving rows of the form that kernels/quantised.py defines."""
+"""Readers of quantised checkpoints, one for each format; all return ``QuantisedRows`` (kernels/quantised.py)."""

@@ -1,4 +1,4 @@
-"""AWQ's "gemm" layout: four bits, eight neighbouring rows (outputs) in one word, in an order of their own."""
+"""AWQ's "gemm" layout: four-bit codes, eight consecutive rows (outputs) in one word, permuted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.kernels.quantised import QuantisedRows, Scheme
 from outrider.workers.models.formats.matrix import Held, Parts
 
 BITS = 4
-# Which of eight neighbours lies in each nibble of a word, the lowest nibble first.
+# The row (of eight) in each nibble of a word, from the lowest nibble on.
 NEIGHBOURS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -42,7 +42,7 @@ class AwqMatrix:
         return tuple(self.source.used)
 
     def rows(self, start: int, stop: int) -> QuantisedRows:
-        # A row lies across the whole tensor, so all of it is read at once; packed it is small.
+        # A row is spread over the whole tensor, so the (packed) tensor is read once and held.
         weights, zeros, scales = self._held.get(self._whole)
         zeros = _rows(zeros, start, stop)
         if self.scheme.symmetric:

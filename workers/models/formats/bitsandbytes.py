@@ -1,8 +1,9 @@
-"""bitsandbytes: four bits (``nf4``, ``fp4``), which are numbers of a table, and eight (LLM.int8), whole numbers by rows.
+"""bitsandbytes: four-bit codes that index a table (``nf4``, ``fp4``), and int8 with a scale for each row (LLM.int8).
 
-Of four bits ``weight`` uint8 [N K/2, 1] has two codes in a byte, the upper one first. Scales belong to so many neighbours,
-``weight.absmax``; where these are quantised in turn (``nested_absmax``), they are bytes of another table. How all is meant
-stands beside them, as JSON in bytes. Of eight bits ``weight`` is int8 [N, K], and ``SCB`` [N] what its 127 stands for.
+Four bits: ``weight`` uint8 [N K/2, 1] has two codes in a byte, the upper one first. ``weight.absmax`` are the scales of
+groups of ``blocksize`` weights; with double quantisation they are bytes that index another table, and ``nested_absmax`` are
+the scales of these. ``weight.quant_state…`` has the parameters as JSON in bytes. Eight bits: ``weight`` int8 [N, K], and a
+row's scale is ``SCB`` [N] / 127.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TABLES = {"nf4": (Values.NF4, NF4), "fp4": (Values.FP4, FP4)}
 LONGEST_STATE = 1 << 12
 MIDDLE, LARGEST = 128, 127
 BY_ROWS = 0
-# What only says how transformers made the checkpoint, or on what it computes with it.
+# Keys that only concern transformers: how the checkpoint was made, and how it is run there.
 KEYS = frozenset(
     (
         *("quant_method", "_load_in_4bit", "_load_in_8bit", "load_in_4bit", "load_in_8bit", "llm_int8_threshold"),
@@ -43,7 +44,7 @@ class TableMatrix:
     source: Parts
     scheme: Scheme
     shape: tuple[int, int]
-    # Of scales that are bytes: how many of them share one, and what is added to all.
+    # With double quantisation: how many scales share one of ``nested_absmax``, and the offset of all scales.
     nested: tuple[int, float] | None
     order: None = None
     _scales: Held[NDArray[np.float32]] = field(default_factory=Held)
@@ -134,7 +135,7 @@ class EightBits:
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """``section`` is for sentences. Which layers are quantised shows in their tensors."""
+    """``section`` is for sentences. Which layers are quantised is seen from their tensors."""
 
     section: Section
     made_for: str
@@ -162,7 +163,7 @@ def read_bitsandbytes(section: Section) -> BitsAndBytes:
     eight = section.flag("load_in_8bit", False)
     if eight == section.flag("load_in_4bit", False):
         raise section.refuse('has to say one of "load_in_4bit" and "load_in_8bit"')
-    # Of eight bits activations are rounded but for outliers, which decide: none are rounded.
+    # LLM.int8 rounds activations except outliers, which matter most; here no activations are rounded.
     return BitsAndBytes(section, "w8af32" if eight else "bf16")
 
 

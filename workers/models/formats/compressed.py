@@ -1,5 +1,5 @@
-"""compressed-tensors: integers packed into words ("pack-quantized"), int8 and fp8 as they are ("int-quantized",
-"float-quantized", "naive-quantized", "mxfp8-quantized"), or floats of four bits ("mxfp4-pack-quantized",
+"""compressed-tensors: integers packed into words ("pack-quantized"), int8 and fp8 one a byte ("int-quantized",
+"float-quantized", "naive-quantized", "mxfp8-quantized"), or four-bit floats ("mxfp4-pack-quantized",
 "nvfp4-pack-quantized")."""
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from outrider.workers.models.formats.matrix import Held, Parts, in_groups
 from outrider.workers.models.formats.raw import POWERS_OF_TWO, nibbles, to_float32, unpacked
 
 SCALE_TYPES = ("F16", "BF16", "F32")
-# A scale that is a power of two, as its exponent in a byte.
+# Types of scales that are powers of two, stored as an exponent in a byte (e8m0).
 EXPONENTS = ("U8", "F8_E8M0")
 GLOBAL_SCALE = "weight_global_scale"
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a configuration says of the weights of a group of layers. ``group`` 0: one scale for a row or for everything.
-    ``block`` is (rows, columns) under one scale, where scales belong to blocks."""
+    """The quantisation of a group of layers in the configuration. ``group`` 0: one scale for a row, or for the matrix.
+    ``block``: (rows, columns) of a block with one scale."""
 
     bits: int
     float: bool
@@ -95,17 +95,16 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class PlainMatrix:
-    """``weight`` int8 or e4m3 [N, K] and its scales: one, one a row, for groups of a row, or for blocks, of which the last
-    need not be whole. ``scale`` is their tensor's name: "weight_scale", or "weight_scale_inv" where a checkpoint calls it
-    so (it multiplies all the same). Those of e4m3 may be exponents of two."""
+    """``weight`` int8 or e4m3 [N, K] with one scale for the matrix, each row, each group of a row, or each block (the last
+    blocks may be smaller). ``scale`` is the scales' name: "weight_scale" or "weight_scale_inv", both of which multiply.
+    Scales of e4m3 may be e8m0 exponents."""
 
     source: Parts
     scheme: Scheme
     shape: tuple[int, int]
     scale: str
-    # How many rows a row of the scales is for; 0: all of them.
+    # How many rows (0: all) and columns share a scale.
     scale_rows: int
-    # The columns that one scale is for.
     scale_columns: int
     order: None = None
 
@@ -130,7 +129,7 @@ class PlainMatrix:
         if not weights.symmetric:
             source.entry("weight_zero_point", scales.shape, "I8")
         values = Values.E4M3 if weights.float else Values.INTEGER
-        # Every power of two is a number in bf16.
+        # bf16 represents every power of two.
         type_ = "BF16" if scales.type in EXPONENTS else scales.type
         scheme = Scheme(name, weights.bits, group, values, symmetric=weights.symmetric, scale_type=type_)
         return cls(source, scheme, shape, scale, scale_rows, scale_columns)
@@ -158,7 +157,7 @@ class PlainMatrix:
         return QuantisedRows(self.scheme, (codes.astype(np.int16) + middle).astype(np.uint8), scales, zeros)
 
     def _for_rows(self, values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-        """[n, groups] from what the file states once for a row, for several, or for all."""
+        """Scales or zero points [n, groups] of these rows, from one for each row, for several rows, or for all."""
         if self.scale_rows == 0:
             return np.broadcast_to(values.reshape(1, 1), (stop - start, 1)).copy()
         of_rows = values[np.arange(start, stop) // self.scale_rows]
@@ -170,15 +169,15 @@ class PlainMatrix:
 
 @dataclass(frozen=True, slots=True)
 class FourBitFloats:
-    """``weight_packed`` [N, K/2] has two codes of e2m1 in a byte, the lower one first. ``weight_scale`` [N, K/G] has
-    exponents of two (mxfp4), or numbers in e4m3 (nvfp4). Those are divided by ``weight_global_scale``; ModelOpt, which
-    calls the codes ``weight``, multiplies them by ``weight_scale_2``."""
+    """``weight_packed`` [N, K/2] has two e2m1 codes in a byte, the lower one first. ``weight_scale`` [N, K/G] are e8m0
+    exponents (mxfp4), or e4m3 numbers divided by ``weight_global_scale`` (nvfp4). ModelOpt's codes are called ``weight``,
+    and its e4m3 scales are multiplied by ``weight_scale_2``."""
 
     source: Parts
     scheme: Scheme
     shape: tuple[int, int]
     codes: str
-    # What all scales have in common; empty where there is nothing.
+    # The name of the scale that all scales share; "" without one.
     common: str
     order: None = None
 
@@ -212,7 +211,7 @@ class FourBitFloats:
         scales = (E4M3 if self.common else POWERS_OF_TWO)[stored]
         if self.common:
             common = self.source.scales(self.common).reshape(-1)[0]
-            with np.errstate(all="ignore"):  # what comes of it that is no number is refused
+            with np.errstate(all="ignore"):  # values that are not finite are refused below
                 scales = scales / common if self.common == GLOBAL_SCALE else scales * common
         scales = self.source.finite("weight_scale", scales)
         return QuantisedRows(self.scheme, codes, scales, np.zeros(scales.shape, np.uint8))

@@ -1,4 +1,4 @@
-"""``quantization_config``: which layers are quantised, and how; understood whole, or refused in a sentence."""
+"""Reads ``quantization_config``: which layers are quantised, and how. Anything unknown in it is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outrider.workers.models.headers import quoted
 FORMATS = "awq (gemm), gptq, auto-round, bitsandbytes, compressed-tensors, fp8, mxfp4, modelopt (fp8, nvfp4) and MLX's"
 MXFP4, NVFP4, MXFP8 = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-quantized"
 PACKED, PLAIN = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized", MXFP8)
-# Of floats of four bits: the columns under one scale.
+# The groups of four-bit floats.
 GROUPS = {MXFP4: 32, NVFP4: 16}
 Meant = TypeVar("Meant")
 
@@ -33,14 +33,14 @@ class Quantisation(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the format, for sentences and job.json."""
+        """The format's name, for sentences and job.json."""
 
     @property
     def made_for(self) -> str:
         """The precision whose arithmetic the checkpoint was made for."""
 
     def matrix(self, raw: RawTensors, module: str, shape: tuple[int, int]) -> Matrix | None:
-        """The reader of one layer's weight; None where the checkpoint leaves that layer as it was."""
+        """The reader of one layer's weight; None where that layer is not quantised."""
 
 
 def read_quantisation(values: Mapping[str, Any], source: str) -> Quantisation | None:
@@ -73,7 +73,7 @@ def read_quantisation(values: Mapping[str, Any], source: str) -> Quantisation | 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Of gpt-oss: its experts, and nothing else."""
+    """gpt-oss: only its experts are quantised."""
 
     name: str = "mxfp4"
     made_for: str = "w4abf16"
@@ -83,7 +83,7 @@ class Mxfp4:
 
 
 def _mxfp4(section: Section) -> Mxfp4:
-    # What is quantised shows in the tensors themselves: those that this names have no blocks.
+    # Which layers are quantised is seen from their tensors ("blocks"), so this list is only checked for its type.
     section.names("modules_to_not_convert")
     section.flag("dequantize", False)
     return Mxfp4()
@@ -91,7 +91,7 @@ def _mxfp4(section: Section) -> Mxfp4:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that are quantised alike. ``targets`` are names, patterns ("re:...") or the class of all linear layers."""
+    """Layers that are quantised alike. ``targets`` are names, patterns ("re:...") or "Linear" for all linear layers."""
 
     targets: tuple[str, ...]
     format: str
@@ -102,7 +102,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Targets(Generic[Meant]):
-    """What is said of layers by their names and by patterns of them. There may be thousands, of as many layers."""
+    """A mapping from layers' names, and from patterns of names, to their meaning; it may have thousands of entries."""
 
     named: Mapping[str, Meant]
     patterns: tuple[tuple[re.Pattern[str], Meant], ...]
@@ -115,7 +115,7 @@ class Targets(Generic[Meant]):
         return cls(named, tuple((pattern_of(section, name[3:], quoted(name)), meant[name]) for name in patterns))
 
     def find(self, names: Sequence[str]) -> Meant | None:
-        """Of a layer that has these names: by name before pattern."""
+        """The entry of a layer with these names: names take precedence over patterns."""
         named = (self.named[name] for name in names if name in self.named)
         matched = (meant for pattern, meant in self.patterns if any(map(pattern.match, names)))
         return next(named, next(matched, None))
@@ -123,7 +123,7 @@ class Targets(Generic[Meant]):
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """``first`` is the group that says what the checkpoint was made for."""
+    """``first`` is the group whose precision stands for the checkpoint's."""
 
     first: Group
     groups: Targets[Group]
@@ -147,7 +147,7 @@ class Compressed:
         names = names_of_layer(module)
         if self.ignored.find(names):
             parts.refuse(f'is quantised, "ignore" in {KEY} says that it is not')
-        # The class of all linear layers comes last.
+        # "Linear" has the lowest precedence.
         group = self.groups.find(names) or self.groups.named.get("Linear")
         if group is None:
             parts.refuse(f"is quantised, but no target in {KEY} names it")
@@ -163,7 +163,7 @@ class Compressed:
 
 
 def _compressed(section: Section) -> Compressed:
-    # Rotations and sparsity change what the weights are multiplied with, or how they lie.
+    # Rotations change the inputs of weights, and sparsity their layout.
     section.absent("transform_config")
     sparsity = section.values.get("sparsity_config")
     if sparsity and Section(sparsity, f'{section.source}: "sparsity_config"').text("format", "dense") != "dense":
@@ -177,7 +177,7 @@ def _compressed(section: Section) -> Compressed:
     for name, values in stated.items():
         inner = Section(values, f'{section.source}: "config_groups": {quoted(name)}')
         groups.append(_group(inner, common))
-    # Of several groups that have the same target the library takes the last.
+    # If several groups have the same target, the library uses the last one.
     by_target = {target: group for group in groups for target in group.targets}
     ignored = Targets.of(section, dict.fromkeys(section.names("ignore"), True))
     return Compressed(groups[0], Targets.of(section, by_target), ignored)
@@ -199,7 +199,7 @@ def _group(section: Section, common: str) -> Group:
         raise weights.refuse(f'has "num_bits": {bits}; 2 to 8 are read')
     group = weights.number("group_size", 0)
     default = "group" if group > 0 else "channel" if group == -1 else "tensor"
-    # With a scale for the whole tensor beside those of its groups.
+    # "tensor_group": group scales, and one scale for the whole tensor.
     strategies = ("tensor_group", "group") if format in GROUPS else ("tensor", "channel", "group", "block")
     strategy = weights.one_of("strategy", strategies, default)
     if format in GROUPS and (group != GROUPS[format] or not weights.flag("symmetric", True)):

@@ -1,4 +1,4 @@
-"""Experts that a checkpoint keeps together in one tensor of a layer, seen as the tensors of single experts.
+"""Experts that a checkpoint stores in one tensor for a whole layer, addressed as the tensors of single experts.
 
 Builders ask for ``…mlp.experts.3.gate_proj.weight``. Checkpoints also have, in front of ``.experts.``:
 
@@ -28,13 +28,13 @@ from outrider.workers.models.headers import Entry
 NAME = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 
 
-# What tensors are called that hold gate and up.
+# The names of tensors that hold gate and up.
 BOTH = ("gate_up_proj", "input_linear", "experts.fc1")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an expert's matrix or bias lies: ``first`` and ``step`` among the outputs of the tensor that holds it."""
+    """The place of an expert's matrix or bias: outputs ``first``, ``first + step``, … of the tensor that holds it."""
 
     source: str
     expert: int
@@ -44,7 +44,7 @@ class Place:
     bias: bool = False
 
     def shape(self, entry: Entry) -> tuple[int, ...]:
-        """What a tensor of that shape gives for one expert."""
+        """The shape of one expert's part of a tensor of that shape."""
         outputs = entry.shape[-1] if self.transposed or self.bias else entry.shape[1]
         count = outputs // 2 if any(name in self.source for name in BOTH) else outputs
         return (count,) if self.bias else (count, entry.shape[1] if self.transposed else entry.shape[-1])
@@ -64,10 +64,10 @@ class Place:
         return values
 
 
-def place_of(tensor: Tensor, entries: Mapping[str, Entry], turned: bool | None = False) -> Place | None:
-    """None where the name is no expert's, or no tensor holds that expert beside others.
+def place_of(tensor: Tensor, entries: Mapping[str, Entry], transposed: bool | None = False) -> Place | None:
+    """None where the name is not an expert's, or the expert has a tensor of its own.
 
-    ``turned``: whether they lie transposed; None: the shapes tell.
+    ``transposed``: whether experts are stored transposed; None: the shapes tell.
     """
     found = NAME.fullmatch(tensor.name)
     if found is None:
@@ -88,6 +88,6 @@ def place_of(tensor: Tensor, entries: Mapping[str, Entry], turned: bool | None =
         step = 1 if kind == "down" else 2
         return Place(source, expert, int(kind == "up"), step, transposed=part == "weight", bias=part == "bias")
     width = tensor.shape[0]
-    if turned is None:
-        turned = entry.shape[1:] != (width if kind == "down" else 2 * width, tensor.shape[1])
-    return Place(source, expert, width if kind == "up" else 0, 1, turned)
+    if transposed is None:
+        transposed = entry.shape[1:] != (width if kind == "down" else 2 * width, tensor.shape[1])
+    return Place(source, expert, width if kind == "up" else 0, 1, transposed)

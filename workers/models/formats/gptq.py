@@ -1,8 +1,8 @@
-"""GPTQ: 2, 3, 4 or 8 bits, the columns (inputs) of a row one after the other in words, perhaps in an order of their own.
+"""GPTQ: codes of 2, 3, 4 or 8 bits, the columns (inputs) of a row packed into words, maybe in another order (act-order).
 
-Version 1 stores zero points less one. Its writers take the one from whole words of zero points, borrowing from the next
-where one was zero, so it is given back to whole words. Codes of 3 bits go across words, 32 of them in three, and their zero
-points are given one back each, within 3 bits. gptqmodel, which writes both versions, reads them so.
+Version 1 stores zero point - 1. Its writers subtract from whole words, so a zero point of 0 borrows from the next one in
+the word; the reader adds to whole words likewise. Codes of 3 bits cross words (32 codes in 3 words), and their zero points
+are incremented one by one, modulo 8. gptqmodel, which writes both versions, reads them so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ONE_EACH = {2: np.uint32(0x55555555), 4: np.uint32(0x11111111), 8: np.uint32(0x0
 class GptqMatrix:
     """``qweight`` int32 [K bits/32, N], ``qzeros`` int32 [K/G, N bits/32], ``scales`` [K/G, N], ``g_idx`` int32 [K].
 
-    ``stated`` is the checkpoint's own group; the last one need not be whole.
+    ``stated`` is the group in the configuration; the last group of a row may be shorter.
     """
 
     source: Parts
@@ -61,7 +61,7 @@ class GptqMatrix:
 
     def rows(self, start: int, stop: int) -> QuantisedRows:
         bits = self.scheme.bits
-        # A row lies across the whole tensor, so all of it is read at once; packed it is small.
+        # A row is spread over the whole tensor, so the (packed) tensor is read once and held.
         weights, zeros, scales = self._held.get(self._whole)
         codes = unpacked(weights[:, start:stop].T, bits, self.shape[1])
         if self.order is not None:
@@ -88,7 +88,7 @@ class GptqMatrix:
 
 
 def _order(source: Parts, columns: int, group: int) -> NDArray[np.int32] | None:
-    """The columns group by group; None where they lie so already."""
+    """The order of columns by group; None where they are stored in that order."""
     source.entry("g_idx", (columns,), "I32")
     return group_order(source, source.whole("g_idx"), group)
 

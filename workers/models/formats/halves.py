@@ -1,4 +1,4 @@
-"""Which numbers fp16 has exactly: the kernels keep minima, and the scales beside them, in no other type."""
+"""Tests which numbers fp16 represents exactly: the kernels store minima, and the scales with them, in fp16 only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.workers.models.formats.raw import to_float32
 
 
 def exact(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Of each, as ``RawTensors`` hands floats on."""
+    """Whether each number is exact; ``values`` are floats of ``RawTensors`` (bf16 as uint16)."""
     return _OF_BF16[values] if values.dtype == np.uint16 else _exact(to_float32(values))
 
 
@@ -22,5 +22,5 @@ def _exact(numbers: Floats) -> NDArray[np.bool_]:
     return found
 
 
-# bf16 has few enough numbers to look each up: a checkpoint has one scale and one minimum for every 64 weights.
+# A table for all bf16 numbers, since checkpoints have a scale and a minimum for every 64 weights.
 _OF_BF16 = _exact(to_float32(np.arange(1 << 16, dtype=np.uint16)))

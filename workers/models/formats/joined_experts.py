@@ -1,4 +1,4 @@
-"""Experts that lie together in one tensor of a layer (experts.py) in codes that stand one for a weight: fp8.
+"""fp8 experts that are stored in one tensor for a whole layer (experts.py), one code for each weight.
 
 Beside ``…experts.gate_up_proj`` [experts, rows, columns] lies ``…experts.gate_up_proj_scale_inv`` (or ``_scale``): for
 each expert what a single matrix's scales would be. A block of scales may hold rows of gate and of up.
@@ -24,7 +24,7 @@ SCALES = ("weight_scale_inv", "weight_scale")
 
 @dataclass(frozen=True, slots=True)
 class SomeRows:
-    """Neighbouring rows of a matrix, as a matrix of their own; ``parts`` are the tensors that hold all experts'."""
+    """Consecutive rows of a matrix as a matrix; ``parts`` are the tensors that hold all experts."""
 
     whole: Matrix
     first: int
@@ -47,7 +47,7 @@ class SomeRows:
 
 
 def joined_matrix(quantisation: Quantisation, raw: RawTensors, place: Place, shape: tuple[int, int]) -> Matrix | None:
-    """None where the tensor has no scales, or lies otherwise than its rows are used."""
+    """None where the tensor has no scales, or is transposed or interleaved."""
     entry, module = raw.entries[place.source], place.source.removesuffix(".weight")
     scales = {part: f"{place.source}{part.removeprefix('weight')}" for part in SCALES}
     found = {part: name for part, name in scales.items() if name in raw.entries and len(raw.entries[name].shape) == 3}

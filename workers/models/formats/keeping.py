@@ -1,4 +1,4 @@
-"""How the tensors of a checkpoint that comes quantised are kept in memory: each exactly as the checkpoint has it."""
+"""How the tensors of a quantised checkpoint are stored in memory, with the checkpoint's exact values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ ROWS_READ = 4096
 
 @dataclass(frozen=True, slots=True)
 class AsItComes:
-    """``precision`` says what becomes of activations; weights stay what they are. What the checkpoint has not quantised is
-    kept in its own type.
+    """Codes are kept; ``precision`` only decides how activations are rounded. Plain tensors are kept in their own type.
 
-    A matrix whose codes the kernels do not have is refused, or, with ``mixed``, dequantised among those that are kept.
+    A matrix whose codes the kernels do not have is refused, or with ``mixed`` dequantised.
     """
 
     checkpoint: Checkpoint
@@ -47,14 +46,14 @@ class AsItComes:
             if self.mixed:
                 return self._dequantised(tensor, table)
             if table:
-                # Read row by row, it may as well be the numbers that its codes stand for.
+                # An embedding is read row by row, so it is dequantised.
                 return Kept(Format.FP32)
             raise ModelError(
                 f'the weight "{tensor.name}" cannot be kept as its format has it: {error}; --precision bf16 runs it, '
                 "--precision fp32 without rounding"
             ) from None
         if tensor.transposed:
-            # Codes have scales by rows: what is transposed is the numbers that they stand for, all heads' in one way.
+            # Scales belong to groups of a row, so a transposed matrix is dequantised, for all heads to the same type.
             if tensor.name not in self.halves:
                 self.halves[tensor.name] = fits_halves(matrix)
             return Kept(Format.FP16 if self.halves[tensor.name] else Format.FP32)
@@ -69,10 +68,10 @@ class AsItComes:
 
 @runtime_checkable
 class InAnyType(Protocol):
-    """A matrix with minima that may come in another type than fp16."""
+    """A matrix whose scales and minima may have another type than fp16."""
 
     def fits_halves(self) -> bool:
-        """Whether fp16 has every scale and minimum that its numbers need."""
+        """Whether fp16 represents every scale and minimum that is used."""
 
 
 def _storage_of(matrix: Matrix) -> tuple[Storage, int]:
@@ -84,7 +83,7 @@ def _storage_of(matrix: Matrix) -> tuple[Storage, int]:
 
 @dataclass(frozen=True, slots=True)
 class EightBitFloats:
-    """In bf16 the codes of e4m3 are kept as they come, with their scales; all else that is quantised is dequantised."""
+    """For precision bf16: e4m3 codes and scales are kept; all other quantised tensors are dequantised."""
 
     checkpoint: Checkpoint
 
@@ -100,8 +99,8 @@ class EightBitFloats:
 
 
 def fits_halves(matrix: Matrix) -> bool:
-    """Whether fp16 has every number that the codes stand for. Weights are read only where a product of a code and a scale
-    has no more bits than that: what is left is their range."""
+    """Whether fp16 represents every dequantised weight. If a product of a code and a scale has no more bits than fp16, the
+    weights are read to check their range; otherwise the answer is no."""
     scheme = matrix.scheme
     if scheme.minima or scheme.super_group or scheme.scale_type not in SCALE_BITS:
         return False
@@ -117,5 +116,5 @@ def fits_halves(matrix: Matrix) -> bool:
 
 
 def _name(matrix: Matrix) -> str:
-    """Equal for equal orders of columns, which matrices have that were quantised on the same activations."""
+    """A name for the order of columns, which is equal for matrices that were quantised on the same activations."""
     return "" if matrix.order is None else hashlib.sha256(matrix.order.tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a reader of a quantised format gives the loader: one matrix, its scheme, and its rows."""
+"""The interface between readers of quantised formats and the loader: one matrix, its scheme, and its rows."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from outrider.workers.models.formats.raw import RawTensors, to_float32
 from outrider.workers.models.headers import Entry, quoted
 
 Kept = TypeVar("Kept")
-# Groups that are smaller than the format's own are made no smaller than the kernels have them.
+# The smallest group into which an incomplete group is divided: that of the kernels.
 SMALLEST = 32
 
 
 def in_groups(values: NDArray[Any], stated: int, group: int, columns: int) -> NDArray[Any]:
-    """What belongs to groups of ``stated`` columns [n, ceil(columns / stated)], for groups of ``group``."""
+    """Values of groups of ``stated`` columns [n, ceil(columns / stated)], repeated for groups of ``group`` columns."""
     return values if stated == group else np.repeat(values, stated // group, axis=1)[:, : columns // group]
 
 
 class Held(Generic[Kept]):
-    """What is read once for all rows of a matrix, whichever thread asks first."""
+    """A value that is read once for all rows of a matrix, by the thread that needs it first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class Held(Generic[Kept]):
 
 
 class Matrix(Protocol):
-    """A quantised matrix of a checkpoint. Its making has checked types and shapes; nothing but the order has been read."""
+    """A quantised matrix of a checkpoint. Its constructor checks types and shapes, and reads nothing but the order."""
 
     @property
     def scheme(self) -> Scheme: ...
@@ -58,12 +58,12 @@ class Matrix(Protocol):
 
     @property
     def order(self) -> NDArray[np.int32] | None:
-        """Of each column as it comes the input channel that it multiplies; None where they come in their own order."""
+        """The input channel of each stored column; None where they are in order."""
 
     def rows(self, start: int, stop: int) -> QuantisedRows: ...
 
     def done(self) -> None:
-        """It will not be read again."""
+        """Release what is held: the matrix will not be read again."""
 
 
 class Parts:
@@ -79,7 +79,7 @@ class Parts:
         return f"{self.module}.{part}" in self.raw.entries
 
     def entry(self, part: str, shape: tuple[int | None, ...], *types: str) -> Entry:
-        """The tensor, of this shape (None: of any extent) and one of these types; else a sentence."""
+        """The tensor's entry; a ModelError unless it has this shape (None: any extent) and one of these types."""
         name = f"{self.module}.{part}"
         entry = self.raw.entries.get(name)
         if entry is None:
@@ -100,7 +100,7 @@ class Parts:
         return entry
 
     def of_one(self, part: str) -> tuple[int, ...]:
-        """The shape of a tensor that has one number: it may be a scalar, a vector or a matrix."""
+        """The shape of a tensor with one number, which may have 0, 1 or 2 dimensions."""
         entry = self.raw.entries.get(f"{self.module}.{part}")
         return entry.shape if entry is not None and entry.shape in ((), (1,), (1, 1)) else (1,)
 
@@ -111,7 +111,7 @@ class Parts:
         return self.raw.rows(f"{self.module}.{part}", start, stop)
 
     def scales(self, part: str) -> NDArray[np.float32]:
-        """All of a tensor of scales; a ModelError unless all are finite numbers."""
+        """All scales of a tensor; a ModelError unless all are finite."""
         return self.finite(part, to_float32(self.whole(part)))
 
     def finite(self, part: str, scales: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -123,18 +123,18 @@ class Parts:
         raise ModelError(f"the weight {quoted(self.module)} ({self.format}) {what}")
 
     def check_symmetric(self, zeros: NDArray[np.uint8], bits: int) -> None:
-        """Where the configuration says that all zero points are the middle, hold the checkpoint to it."""
+        """Refuse zero points that are not in the middle, where the configuration says "symmetric"."""
         if (zeros != 1 << (bits - 1)).any():
             self.refuse(f"has zero points other than {1 << (bits - 1)}, quantization_config says that it is symmetric")
 
     def check_group(self, group: int, columns: int) -> int:
-        """The group, or all columns for what stands for "no groups"."""
+        """The group; all columns where it stands for "no groups" (-1)."""
         group = columns if group == -1 else group
         if group < 1 or columns % group:
             self.refuse(f"has {columns} columns, which its groups of {group} do not divide")
         return group
 
     def whole_groups(self, group: int, columns: int) -> int:
-        """The group, or, where the last one is not whole, smaller ones that each have one scale all the same."""
+        """The group; if the last one is incomplete, a smaller group that divides both."""
         smaller = math.gcd(group, columns) if group > 0 else 0
         return smaller if smaller and smaller % SMALLEST == 0 else self.check_group(group, columns)

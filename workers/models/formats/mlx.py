@@ -1,8 +1,8 @@
-"""Checkpoints that MLX has quantised: config.json's ``quantization``, and of a layer ``weight``, ``scales``, ``biases``.
+"""Checkpoints quantised by MLX: ``quantization`` in config.json, and ``weight``, ``scales`` and ``biases`` of each layer.
 
-The words of ``weight`` uint32 [N, K bits/32] have codes one after the other, the first lowest and without gaps. Affine ones
-stand for code * scale + bias, in groups that the shapes tell; of floats of four or eight bits (``mode``: mxfp4, nvfp4,
-mxfp8) there are ``scales`` alone, in bytes. Names and what else mlx-lm changes: mlx_families.py.
+``weight`` uint32 [N, K bits/32] holds codes without gaps, the first one in the lowest bits. Affine codes stand for
+code * scale + bias, with groups that follow from the shapes; four- and eight-bit floats (``mode``: mxfp4, nvfp4, mxfp8)
+have ``scales`` only, in bytes. For names, and other changes by mlx-lm, see mlx_families.py.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from outrider.workers.models.headers import quoted
 # The key of config.json; newer ones have the same under "quantization_config" as well.
 KEY = "quantization"
 AFFINE, SIZES = "affine", (2, 3, 4, 5, 6, 8)
-# What scales in bytes are of, by the bits of codes and their group.
+# The kind of floats, by (bits, group), where scales are bytes.
 FLOATS = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 SCHEMES = {
     "mxfp4": Scheme("mlx mxfp4", 4, 32, Values.E2M1, scale_type="E8M0"),
     "nvfp4": Scheme("mlx nvfp4", 4, 16, Values.E2M1, scale_type="F32"),
     "mxfp8": Scheme("mlx mxfp8", 8, 32, Values.E4M3, scale_type="BF16"),
 }
-# The bits that the kernels have with minima.
+# The bits of affine codes that the kernels have.
 KEPT = (2, 3, 4, 5)
 KEYS = frozenset(("group_size", "bits", "mode"))
 ELSEWHERE = "take it in another format"
@@ -42,7 +42,7 @@ ELSEWHERE = "take it in another format"
 
 @dataclass(frozen=True, slots=True)
 class MlxMatrix:
-    """``biases`` are there of affine codes alone."""
+    """``biases`` exist for affine codes only."""
 
     source: Parts
     scheme: Scheme
@@ -91,8 +91,8 @@ class MlxMatrix:
         return QuantisedRows(scheme, np.ascontiguousarray(codes), scales, np.zeros(scales.shape, np.uint8), minima)
 
     def fits_halves(self) -> bool:
-        """Whether fp16 has all scales, but those of groups without a code that they multiply, and all minima. Experts of a
-        layer are kept in one way, and so are heads: it asks for theirs, too."""
+        """Whether fp16 represents all minima, and all scales that multiply a code. Experts of a layer must be stored alike,
+        and so must heads, so this includes theirs."""
         source = self.source
         modules = alike(source.module, source.raw.entries)
         entries = tuple(source.raw.entries[f"{modules[0]}.{part}"] for part in ("weight", "scales", "biases"))
@@ -116,21 +116,21 @@ class MlxMatrix:
         return True
 
     def _used(self, codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Of each group whether it has a code that its scale multiplies: where all are one number, MLX makes the scale
-        1e-7, which fp16 has not."""
+        """Whether each group has a code other than 0. (For a group of equal weights MLX writes a scale of 1e-7, which fp16
+        does not represent.)"""
         return np.asarray(codes.reshape(len(codes), -1, self.scheme.group).any(axis=2))
 
     def done(self) -> None: ...
 
 
-# What was found of matrices that were looked at in this process, which lays a checkpoint out more than once.
+# Results of ``fits_halves`` in this process, which lays out a checkpoint more than once.
 _FITS: dict[tuple[object, ...], bool] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Mlx:
-    """``named``: what is said of layers of their own, False of those that are left as they were. ``whole_norms``: norms are
-    stored with the one that is added to them elsewhere."""
+    """``named``: the settings of single layers, False for those that are not quantised. ``whole_norms``: norms are stored
+    as 1 + w."""
 
     usual: Mapping[str, Any]
     named: Mapping[str, Any]
@@ -139,7 +139,7 @@ class Mlx:
 
     @property
     def made_for(self) -> str:
-        """What most layers are like decides, and more than 5 bits with minima the kernels do not have."""
+        """By the settings of most layers; bf16 for affine codes of more than 5 bits, which the kernels do not have."""
         kept = self.usual["bits"] in KEPT and self.usual["group_size"] % SMALLEST_GROUP == 0
         return "w4abf16" if self.usual["mode"] == "mxfp4" or (self.usual["mode"] == AFFINE and kept) else "bf16"
 

@@ -1,8 +1,8 @@
-"""What mlx-lm makes of each family's checkpoint when it converts it, beside quantising it: names, and a few values.
+"""The changes of mlx-lm's conversion to each family's checkpoint, beside quantisation: names, and a few values.
 
-All experts of a layer lie in one tensor, [experts, N, K bits/32], as ``switch_mlp`` or, of some families, ``experts``, by
-their matrices' usual names; convolutions have their taps before their inputs. Of latent attention there is no kv_b_proj
-but, all heads in one tensor, what takes a query to the vector (``embed_q``) and that to a value (``unembed_out``).
+All experts of a layer are in one tensor [experts, N, K bits/32], under ``switch_mlp`` or ``experts``; convolutions have
+taps before inputs. Latent attention has, instead of kv_b_proj, ``embed_q`` (queries to the latent vector) and
+``unembed_out`` (latent vector to values), each with all heads in one tensor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from outrider.workers.models.headers import BITS, Entry
 
-# By "model_type"; a converted model of each gave mlx-lm's own logits.
+# The supported "model_type"s: a converted model of each was compared with mlx-lm's logits.
 FAMILIES = frozenset(
     (
         *("llama", "mistral", "ministral3", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2"),
@@ -24,16 +24,16 @@ FAMILIES = frozenset(
         *("lfm2_moe", "gpt_oss", "qwen3_next", "mellum"),
     )
 )
-# Whose norms multiply by one more than they store elsewhere, and by what they store here.
+# Families whose norms are stored as w elsewhere and as 1 + w by mlx-lm.
 WITH_WHOLE_NORMS = frozenset(("qwen3_next",))
 
 STACKED = re.compile(r"(.*)\.(?:switch_mlp|experts)\.(gate_proj|up_proj|down_proj)\.(weight|scales|biases|bias)")
 HEADS = re.compile(r"(.*\.(?:embed_q|unembed_out))\.(weight|scales|biases)")
 OF_A_HEAD = re.compile(r"(.*\.(?:embed_q|unembed_out))\.\d+")
 FIRST_HEAD = ".embed_q.0.weight"
-# Of LFM2's mixtures the layers without experts.
+# The dense layers of LFM2's mixtures.
 DENSE = re.compile(r"(.*\.feed_forward)\.(gate_proj|up_proj|down_proj)\.(\w+)")
-# What Mixtral's makers, and LFM2's, call the matrices of an expert, whose names other_names.py knows.
+# The names of an expert's matrices in Mixtral and LFM2 (other_names.py).
 OTHER_MATRICES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 WITH_OTHER_MATRICES = ("block_sparse_moe", "feed_forward")
 OF_AN_EXPERT = re.compile(r"(.*)\.experts\.\d+\.(\w+)")
@@ -42,7 +42,7 @@ TAPS = ("conv.conv.weight", "conv1d.weight")
 
 
 def names_in_mlx(module: str) -> Iterator[str]:
-    """What a layer may be called in ``quantization``."""
+    """The names that a layer may have in ``quantization``."""
     yield module
     block, _, last = module.rpartition(".")
     if found := OF_AN_EXPERT.fullmatch(module):
@@ -56,7 +56,7 @@ def names_in_mlx(module: str) -> Iterator[str]:
 
 
 def alike(module: str, entries: Collection[str]) -> list[str]:
-    """The layers that are kept in one way with this one: all experts of a layer, gate and up, and all heads."""
+    """The layers that must be stored like this one: all experts of a layer, gate and up, and all heads."""
     patterns = [module]
     if found := OF_AN_EXPERT.fullmatch(module):
         both = next((each for each in WITH_GATES if found[2] in each), (found[2],))
@@ -77,7 +77,7 @@ def _usual(matrix: str) -> str:
 
 
 def as_transformers_names(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Single experts by the names that they have elsewhere, and convolutions' taps as they lie elsewhere."""
+    """Entries for single experts under transformers' names, and convolutions with transformers' dimensions."""
     found: dict[str, Entry] = {}
     for name, entry in entries.items():
         stacked, dense = STACKED.fullmatch(name), DENSE.fullmatch(name)
@@ -97,7 +97,7 @@ def as_transformers_names(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def _apart(entry: Entry, name: str) -> dict[str, Entry]:
-    """What lies together, one by one, each by the name with its number."""
+    """An entry for each matrix of a tensor that holds several, with its number in the name."""
     shape = entry.shape[1:]
     size = math.prod(shape) * BITS.get(entry.type, 8) // 8
     offsets = (entry.offset + number * size for number in range(entry.shape[0]))

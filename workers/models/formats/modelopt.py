@@ -17,7 +17,7 @@ GROUP = 16
 
 @dataclass(frozen=True, slots=True)
 class ModelOpt:
-    """``algorithm`` is that of all layers that are quantised, or empty where ``layers`` say which each has."""
+    """``algorithm`` is that of all quantised layers, or "" where ``layers`` has one for each."""
 
     algorithm: str
     layers: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""MXFP4 as gpt-oss keeps its experts: two codes a byte, the lower one first, and a power of two for every 32 columns."""
+"""gpt-oss's experts in MXFP4: two codes in a byte, the lower one first, and a power of two as scale of every 32 columns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ExpertMatrix:
         return QuantisedRows(SCHEME, codes, scales, np.zeros(scales.shape, np.uint8))
 
     def _of(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
-        """Only the rows between the first and the last that are asked for."""
+        """Read only the range of rows that contains those asked for."""
         entry = self.raw.entries[name]
         begin, end = self.first + start * self.step, self.first + (stop - 1) * self.step + 1
         values = np.empty((end - begin, *entry.shape[2:]), np.uint8)
@@ -57,7 +57,7 @@ class ExpertMatrix:
 
 
 def expert_matrix(raw: RawTensors, module: str, shape: tuple[int, int]) -> ExpertMatrix | None:
-    """None where the checkpoint has that expert in no blocks."""
+    """None where the checkpoint has no blocks for that expert."""
     found = NAME.fullmatch(f"{module}.weight")
     if found is None:
         return None

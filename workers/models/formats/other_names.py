@@ -1,12 +1,12 @@
-"""Names of the same tensor in checkpoints of other makers: builders ask for transformers' own, or for what most have."""
+"""Alternative names of tensors in published checkpoints. Builders ask for transformers' names, or the most common ones."""
 
 from __future__ import annotations
 
 HEAD = "lm_head.weight"
-# What a head is called beside that: GPT-NeoX's, BioGPT's, ModernBERT's.
+# Other names of the LM head: GPT-NeoX's, BioGPT's, ModernBERT's.
 OTHER_HEADS = ("embed_out.weight", "output_projection.weight", "decoder.weight")
 HEADS = (HEAD, *OTHER_HEADS)
-# What stands in a layer's name in place of what: in a checkpoint of the family's makers.
+# (part of the name that builders ask for, what stands there in the family's own checkpoints).
 OTHERS = (
     (".mlp.gate.moe_statics.", ".mlp.moe_statics."),  # ERNIE 4.5
     (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # K-EXAONE
@@ -30,12 +30,12 @@ OTHERS = (
     (".mlp.gate.weight", ".block_sparse_moe.gate.weight"),  # Mixtral
     (".mlp.", ".block_sparse_moe."),  # Kimi Linear
 )
-# Of an expert's matrices: Mixtral's names.
+# Mixtral's names of an expert's matrices.
 MATRICES = (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
 
 
 def names_of(name: str) -> tuple[str, ...]:
-    """Its full name, that in a checkpoint of the bare decoder, and those of other makers."""
+    """The name itself, the name in a checkpoint of the bare decoder, and alternatives."""
     if name == HEAD:
         return HEADS
     found = [name, name.split(".", 1)[1]]

@@ -1,4 +1,5 @@
-"""``quantization_config`` of checkpoints whose codes lie in words as AWQ or GPTQ have them: theirs, and auto-round's."""
+"""Reads ``quantization_config`` of AWQ, GPTQ and auto-round, whose codes are packed into words in AWQ's or GPTQ's
+layout."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from outrider.workers.models.headers import quoted
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What a configuration says of a layer."""
+    """The settings of a layer."""
 
     bits: int
     group: int
@@ -26,10 +27,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What a configuration says of all layers, of those that are ``named``, and of others by patterns of their names: None
-    where they are left as they were.
+    """The settings of all layers, of those that are ``named``, and of others by patterns of their names; None: not
+    quantised.
 
-    ``stated`` is where it says so.
+    ``stated`` is the place in the configuration, for sentences.
     """
 
     usual: Layer
@@ -122,7 +123,7 @@ def _layer(section: Section, base: Layer | None) -> Layer:
     return Layer(bits, group, section.flag("sym", base.symmetric if base else True))
 
 
-# auto-round's "packing_format": as AWQ, as the first version of GPTQ, and as the second, whose zero points are as they are.
+# auto-round's "packing_format"s: AWQ's layout, GPTQ's version 1, and version 2, which stores zero points unchanged.
 AS_AWQ = ("auto_round:auto_awq", "auto_round:awq")
 AS_GPTQ = ("auto_round:auto_gptq", "auto_round:gptq", "auto")
 AS_GPTQ_V2 = ("auto_round", "auto_round:gptqmodel")

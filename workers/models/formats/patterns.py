@@ -1,7 +1,7 @@
-"""Patterns of layers' names in a checkpoint's configuration. They are a stranger's: one could take for ever to match.
+"""Regular expressions for layers' names in a checkpoint's configuration, which are not trusted: one could match for ever.
 
-What can be matched in a number of ways that grows with a power of the name's length is bounded by that power; repetitions
-within repetitions, or of alternatives, grow without bound, and no checkpoint needs them.
+n unbounded repetitions in sequence take at most O(length^n) steps, so n is bounded. Nested repetitions, and repetitions of
+alternatives, take exponential time and are refused; no checkpoint needs them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from re import _constants, _parser  # type: ignore[attr-defined]  # what re itself parses patterns with
 from typing import Any
 
-# Names have some 60 letters, each of these may end at any of them.
+# Names have some 60 letters, and each repetition may end at any of them.
 MOST_REPETITIONS = 4
 REPETITIONS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 MANY = 16
@@ -36,12 +36,12 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _repeats(operation: Any, inner: Any) -> bool:
-    """Whether this is a repetition without an end, or with a far one."""
+    """Whether this is a repetition without a bound, or with a large one."""
     return operation in REPETITIONS and inner[1] > MANY
 
 
 def _walk(parsed: Any) -> Iterator[tuple[Any, Any]]:
-    """Every operation of a parsed pattern, with those inside of it."""
+    """All operations of a parsed pattern, recursively."""
     for operation, inner in parsed:
         yield operation, inner
         for part in _parts(inner):

@@ -1,6 +1,6 @@
-"""The tensors of safetensors files as they lie there, read with plain ``pread`` rather than mapped.
+"""Reads the tensors of safetensors files with ``pread``.
 
-What is packed is read once, and mapped pages would count as this process's memory although nothing needs them any more.
+They are not mapped: weights are read once for packing, and mapped pages would count as this process's memory afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.files import open_ordinary
 from outrider.workers.models.headers import Entry, quoted
 
-# safetensors' names of number types, and how values are handed on: bf16 and fp8 have no NumPy type, their bits travel.
+# The NumPy type for each type of safetensors; bf16 and fp8, for which NumPy has none, are passed on as their bits.
 TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -67,7 +67,7 @@ class RawTensors:
             taken += count
 
     def seen_as(self, entries: Mapping[str, Entry]) -> RawTensors:
-        """Parts of the same files under other names. They are closed with this."""
+        """Other entries of the same open files, which are closed with this object."""
         other = RawTensors(entries)
         other._open = self._open
         return other
@@ -84,13 +84,13 @@ def rows_of(entry: Entry) -> int:
 
 
 def to_float32(values: Array) -> NDArray[np.float32]:
-    """Of floats as ``RawTensors`` hands them on: 16-bit words are bf16."""
+    """Floats of ``RawTensors`` as float32; uint16 stands for bf16."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32)
 
 
-# What bytes stand for that are exponents of two (e8m0); the last one stands for no number.
+# The value of each e8m0 byte: 2^(byte - 127); 255 is NaN.
 POWERS_OF_TWO = np.append(np.ldexp(np.float32(1.0), np.arange(-127, 128)), np.nan).astype(np.float32)
 
 

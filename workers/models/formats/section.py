@@ -1,4 +1,4 @@
-"""What the readers of ``quantization_config`` share: values with sentences, and what it says of a layer by its name."""
+"""Shared by the readers of ``quantization_config``: typed access to keys, and the names and patterns of layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY = "quantization_config"
 
 
 class Section:
-    """An object of the configuration, read with sentences for what has the wrong type."""
+    """An object of the configuration; a value of the wrong type is a ModelError with a sentence."""
 
     def __init__(self, values: Any, source: str) -> None:
         if not isinstance(values, dict):
@@ -75,7 +75,7 @@ class Section:
 
 
 def either(parts: Parts, quantised: str, plain: Sequence[str] = ("weight",)) -> bool:
-    """Whether a layer is there in its quantised form; both forms at once are refused."""
+    """Whether a layer's quantised tensor exists; a plain one beside it is refused."""
     if not parts.has(quantised):
         return False
     for other in plain:
@@ -95,7 +95,7 @@ def refuse_kept_plain(parts: Parts, names: Sequence[str]) -> None:
 
 
 def pattern_of(section: Section, pattern: str, said: str) -> re.Pattern[str]:
-    """``said``: where the pattern stands, for a sentence."""
+    """``said``: the pattern's place, for a sentence."""
     try:
         return compiled(pattern)
     except UnusablePattern as error:
@@ -103,5 +103,5 @@ def pattern_of(section: Section, pattern: str, said: str) -> re.Pattern[str]:
 
 
 def names_of_layer(module: str) -> tuple[str, ...]:
-    """A layer's own name and those that it has in models that see as well: patterns may be written for any of them."""
+    """A layer's name, and its names in multimodal models: patterns may be written for any of them."""
     return module, *spellings(module)

@@ -1,5 +1,5 @@
-"""Tensors that nobody asked for. What a checkpoint holds beyond what its configuration needs is refused, not passed over:
-it would be part of the model that was meant."""
+"""Refuses tensors of a checkpoint that the program does not use: they may be a part of the model that is not
+implemented."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.other_names import HEADS
 from outrider.workers.models.headers import quoted
 
-# What tools leave beside quantised weights: each is of no use without knowing how, which only a configuration says.
+# The ends of names that only quantised checkpoints have.
 OF_QUANTISED = ("qweight", "qzeros", "weight_packed", "weight_scale_inv", "weight_scale", "SCB", "absmax", "quant_map")
-# Buffers that older versions of transformers saved, which follow from the configuration, and what guesses further tokens
-# (Qwen3-Next's, ERNIE's), which has no say in the next one.
+# Buffers saved by older versions of transformers, which follow from the configuration; and multi-token prediction layers
+# (Qwen3-Next, ERNIE), which do not affect the next token.
 HARMLESS = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(bias|masked_bias|causal_mask)|attention\.(bias|masked_bias)|"
     r"embed_positions\._float_tensor|decoder\.version|position_ids|mtp[._].+)"
 )
-# Of activations, keys and values: a checkpoint's scales for them are not used, as these get their scales by token, or none.
+# Static scales of activations, keys and values, which are not used: here these have a scale for each token, or none.
 OF_ACTIVATIONS = re.compile(
     r".*\.(input_scale|input_global_scale|activation_scale|output_scale|input_zero_point|[kqv]_scale|[kqv]_zero_point)"
 )
 
 
 def check_plain(names: Iterable[str]) -> None:
-    """Refuse what only a quantised checkpoint has, where no ``quantization_config`` says how it is meant."""
+    """Refuse tensors of a quantised checkpoint where there is no ``quantization_config``."""
     for name in names:
         if name.rpartition(".")[2] in OF_QUANTISED:
             raise ModelError(
@@ -38,22 +38,22 @@ def check_plain(names: Iterable[str]) -> None:
 LAYER = re.compile(r"model\.layers\.(\d+)\..+")
 
 
-def behind_the_last(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether it is of a layer that guesses further tokens (GLM-4.5's), which a configuration counts apart."""
+def of_further_layer(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether the tensor belongs to a multi-token prediction layer after the last one (GLM-4.5)."""
     layers, more = values.get("num_hidden_layers"), values.get("num_nextn_predict_layers")
     found = LAYER.fullmatch(name)
     return found is not None and type(layers) is int and type(more) is int and layers <= int(found[1]) < layers + more
 
 
-# By GGUF's names, too.
+# By transformers' names or GGUF's.
 OF_KEYS_AND_VALUES = re.compile(
     r"(?:model\.layers\.(\d+)\.self_attn\.[kv]_(?:proj|norm)|blk\.(\d+)\.attn_[kv](?:_norm)?)\..+"
 )
 
 
 def of_shared_keys(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether it makes keys or values in a layer that has those of an earlier one. Published checkpoints of Gemma 3n and 4
-    hold such tensors, and transformers passes them over, too."""
+    """Whether the tensor is of keys or values in a layer that shares those of an earlier one. Published checkpoints of
+    Gemma 3n and 4 have such tensors, which transformers ignores as well."""
     layers, shared = values.get("num_hidden_layers"), values.get("num_kv_shared_layers")
     found = OF_KEYS_AND_VALUES.fullmatch(name)
     if found is None or type(layers) is not int or type(shared) is not int:

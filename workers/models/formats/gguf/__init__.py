@@ -1,1 +1,1 @@
-"""GGUF: a model in a single file, its configuration, tokenizer and tensors."""
+"""GGUF: configuration, tokenizer and tensors of a model in one file."""

@@ -1,4 +1,4 @@
-"""GGUF's types: rows of blocks, each with its scales and codes."""
+"""GGUF's tensor types: a row is a sequence of blocks, each with scales and codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.workers.models.formats.gguf.parts import SUPER, Bytes, half, in_ro
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``values`` numbers lie in a block of ``bytes``. ``scheme`` is None where they are floats as they are."""
+    """A block has ``values`` weights in ``bytes``. ``scheme`` is None for plain floats."""
 
     name: str
     values: int
@@ -25,7 +25,7 @@ class Kind:
 
 
 def _fifths(words: Bytes) -> Bytes:
-    """The 32 bits of four bytes, the lowest first, each where the fifth bit of a code lies."""
+    """The 32 bits of four bytes, from the lowest on, each shifted to the fifth bit of a code."""
     return np.unpackbits(words, axis=-1, bitorder="little") * np.uint8(16)
 
 
@@ -50,7 +50,7 @@ def _q8_0(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
 
 
 def _six_bits(packed: Bytes) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
-    """The eight factors of scales and of minima of each super-block, from 12 bytes: [rows, groups]."""
+    """The eight six-bit factors of scales, and those of minima, in 12 bytes of each super-block: [rows, groups]."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], axis=-1)
     minima = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], axis=-1)

@@ -63,7 +63,7 @@ class GgufCheckpoint:
         return keys_and_values(stored_name(self._architecture, name), self._raw, self._config)
 
     def _key(self, name: str) -> str | None:
-        """Of the metadata, where the tensor is a number that stands there."""
+        """The metadata key that holds this scalar tensor; None where it is a stored tensor."""
         return self._architecture.numbers.get(part_of(self._architecture, name)[1])
 
     def type_of(self, tensor: Tensor) -> str:
@@ -148,7 +148,7 @@ class GgufCheckpoint:
             ) from None
 
     def _number(self, tensor: Tensor) -> float:
-        """One for all layers, or one for each."""
+        """The scalar from metadata, which has one for all layers or one for each."""
         key, layer = self._key(tensor.name), part_of(self._architecture, tensor.name)[0]
         values = self._file.metadata.get(str(key))
         count = self._config["num_hidden_layers"]
@@ -175,7 +175,7 @@ class GgufCheckpoint:
         return None if order is None else order.astype(np.int32)
 
     def _module(self, tensor: Tensor) -> str:
-        """Of a layer's tensor the name behind the layer's number."""
+        """The name of a layer's tensor after the layer's number."""
         return module_of(part_of(self._architecture, tensor.name)[1])
 
     def done(self, tensor: Tensor) -> None:

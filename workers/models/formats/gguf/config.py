@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as the config.json that the model was converted from would have it."""
+"""Converts a GGUF file's metadata to the config.json of the model that it was made from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.workers.models.formats.gguf.end_tokens import TOKENIZER, end_token
 from outrider.workers.models.formats.gguf.file import GgufFile
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
-# What of generation_config.json llama.cpp's converter keeps, by its names.
+# The keys of generation_config.json that llama.cpp's converter keeps, by its names.
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 PENALTY = "general.sampling.penalty_repeat"
 
@@ -23,7 +23,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def _shared(metadata: Metadata) -> dict[str, Any]:
-    """What is read in the same way of all; an architecture may know better."""
+    """The keys that all architectures have; an architecture's own take precedence."""
     tokens = metadata.values.get(f"{TOKENIZER}tokens")
     embedding = metadata.file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -41,7 +41,7 @@ def _shared(metadata: Metadata) -> dict[str, Any]:
 
 
 def _generation(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As generation_config.json has it: a user is told of it, and what is not followed of it."""
+    """The generation settings, under generation_config.json's keys."""
     sampling = {setting: values.get(f"general.sampling.{name}") for name, setting in SAMPLING.items()}
     stated = {setting: value for setting, value in sampling.items() if value is not None}
     found = {"do_sample": True, **stated} if stated else {}

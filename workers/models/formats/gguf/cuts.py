@@ -1,4 +1,4 @@
-"""How a byte-level tokenizer cuts text into words, by the name that a GGUF file gives (tokenizer.ggml.pre).
+"""Pre-tokenizers: how a byte-level tokenizer splits text into words, by the name in a GGUF file (tokenizer.ggml.pre).
 
 The names are llama.cpp's. The patterns are those of the models' own tokenizer.json where these are known, else llama.cpp's,
 which approximates some: letters of either case outside of ASCII, marks, line ends of other kinds than "\\n".
@@ -12,24 +12,24 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
-# A pattern, whose every match becomes a word, or what makes one of the library's own steps.
+# A pattern whose matches become words, or a function that makes a step of the library.
 Step = str | Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """``steps``: each cuts what the one before left together."""
+    """``steps``: each splits the pieces of the one before."""
 
     steps: tuple[Step, ...]
-    # Text that may be written in several ways is brought into one of them first (NFC).
+    # Whether text is normalised to NFC first.
     composed: bool = False
-    # A word that is a token need not be joined from its parts.
+    # Whether a word that is a token is taken as it is, without merges.
     whole_words: bool = False
-    # Where the file does not say, texts begin with the first token (bos), as in llama.cpp.
+    # Whether texts begin with the bos token if the file does not say, as in llama.cpp.
     begins: bool = False
 
     def pre_tokenizer(self) -> Any:
-        """Cuts a text into words, whose bytes are letters then."""
+        """The library's pre-tokenizer: splits text into words, and maps bytes to letters."""
         steps = [step() if callable(step) else pre_tokenizers.Split(Regex(step), "isolated") for step in self.steps]
         # GPT-2's own cut makes letters of bytes, too; Falcon's cuts these again.
         if _gpt_2 not in self.steps:

@@ -1,4 +1,4 @@
-"""The tokens that end a text of a GGUF file: those that its metadata names, and those that llama.cpp knows by their texts.
+"""A GGUF model's end tokens: those that its metadata names, and those that llama.cpp recognises by their texts.
 
 A file has room for three ids, and models have more: Llama 3's name one of `<|eot_id|>`, `<|eom_id|>` and `<|end_of_text|>`.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 TOKENIZER = "tokenizer.ggml."
 CONTROL, USER_DEFINED = 3, 4
-# Of llama.cpp's list. What it fills holes in code with (<|fim_pad|> and the like) ends no answer.
+# From llama.cpp's list, without its tokens for infilling code (<|fim_pad|> and others), which end no answer.
 LISTED = """
 <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT>
 _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[

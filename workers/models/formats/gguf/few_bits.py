@@ -1,8 +1,8 @@
-"""GGUF's types of few bits: rows of codes that the kernels have, or that are dequantised.
+"""GGUF's types of few bits, converted exactly to codes that the kernels have, or dequantised.
 
-Every number stays what it is. A grid's or a table's whole numbers become codes of as many bits as they need: Q3_K's are
-kept as Q6_K's are, those of IQ1_S and IQ3_S in five bits, of IQ2_XXS, IQ3_XXS, IQ4_NL and IQ4_XS in eight, of TQ1_0, TQ2_0,
-Q1_0 and Q2_0 in four. Of Q2_K, IQ1_M, IQ2_XS and IQ2_S, with scales for 16 columns each, the kernels have no codes.
+The integers of a grid or table become codes of as many bits as they need: Q3_K is kept like Q6_K, IQ1_S and IQ3_S in five
+bits, IQ2_XXS, IQ3_XXS, IQ4_NL and IQ4_XS in eight, TQ1_0, TQ2_0, Q1_0 and Q2_0 in four. Q2_K, IQ1_M, IQ2_XS and IQ2_S, with
+a scale for every 16 columns, are dequantised.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 
 
 def _words(blocks: Bytes, start: int, stop: int, type: Any) -> NDArray[Any]:
-    """Bytes of each block as whole numbers of another type."""
+    """The bytes of each block from ``start`` to ``stop``, as integers of another type."""
     found: NDArray[Any] = np.ascontiguousarray(blocks[..., start:stop]).view(type)
     return found
 
 
 def _parts(packed: NDArray[Any], *shifts: int) -> NDArray[Any]:
-    """Of every number a part behind each of these shifts, side by side."""
+    """Each number shifted right by each of ``shifts``, concatenated."""
     parts: NDArray[Any] = packed[..., None] >> np.array(shifts, packed.dtype)
     return parts.reshape(*packed.shape[:-1], packed.shape[-1] * len(shifts))
 
@@ -45,7 +45,7 @@ def _whole(scheme: Scheme, values: NDArray[Any], scales: Floats) -> QuantisedRow
 
 
 def _ternary(scheme: Scheme, codes: Bytes, scales: Floats) -> QuantisedRows:
-    """Code 1 stands for nothing."""
+    """Codes 0, 1 and 2 stand for -1, 0 and 1."""
     return QuantisedRows(scheme, in_rows(codes), scales, np.ones(scales.shape, np.uint8))
 
 

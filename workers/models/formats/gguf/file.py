@@ -1,7 +1,7 @@
-"""What a GGUF file says it holds: its metadata and where each tensor lies, read and checked without touching a weight.
+"""Reads and checks a GGUF file's metadata and the places of its tensors, without reading a weight.
 
-The file is a stranger's: every count and length is held against the bytes that are left before it is believed, and Python's
-whole numbers do not wrap.
+The file is not trusted: every count and length is compared with the bytes that are left before it is used. (Python's
+integers do not overflow.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST_METADATA = 256 << 20
 FIRST_READ = 1 << 20
 MOST_DIMENSIONS = 4
 LEAST_TENSOR, LEAST_KEY = 8 + 4 + 4 + 8, 8 + 4 + 1
-# By the number of a metadata type: how Python's struct names it.
+# The format of ``struct`` for each metadata type.
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -37,7 +37,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """``tensors`` have their shapes as NumPy would: the last extent is that of a row."""
+    """The shapes of ``tensors`` are in NumPy's order: the last dimension is that of a row."""
 
     path: Path
     size: int
@@ -47,10 +47,8 @@ class GgufFile:
 
 @dataclass(frozen=True, slots=True)
 class GgufQuantisation:
-    """What such a file was made for: llama.cpp rounds activations to 8 bits as well.
-
-    bf16 where the kernels have no storage for the codes of some matrix.
-    """
+    """The precision of a GGUF file: activations in 8 bits, as in llama.cpp; bf16 where the kernels lack the codes of a
+    matrix."""
 
     made_for: str
     name: str = "gguf"
@@ -66,7 +64,7 @@ def gguf_quantisation(file: GgufFile) -> GgufQuantisation | None:
     for name, entry in file.tensors.items():
         if (scheme := BY_NAME[entry.type].scheme) is not None:
             values[scheme.bits] = values.get(scheme.bits, 0) + prod(entry.shape)
-            # An embedding is read row by row, whatever its codes.
+            # (An embedding is dequantised row by row.)
             dequantised |= not (name == EMBEDDING and HEAD in file.tensors) and not _is_stored(scheme, entry.shape[-1])
     if not values:
         return None
@@ -88,7 +86,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_file(path: Path) -> GgufFile:
-    """What one file holds; of a model in several, split.py reads the others, too."""
+    """The content of one file; split.py reads all files of a model."""
     state = state_of(path)
     return _read(path, state.st_size, state.st_mtime_ns, state.st_ino)
 

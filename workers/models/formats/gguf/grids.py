@@ -1,7 +1,7 @@
-"""The grids of llama.cpp's types of few bits (IQ1 to IQ3): a code there is the number of a row of whole numbers.
+"""The grids of llama.cpp's types IQ1 to IQ3: a code is the index of a row of integers.
 
-Each grid is llama.cpp's own table, whose rows are in order. A row is a number here, its first column the lowest digit and
-the values' places its digits; what is written down are the differences from row to row.
+Each grid is llama.cpp's table, with sorted rows. It is stored as differences between successive rows, where a row is a
+number whose digits are the indices of its values, the first column being the lowest digit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# By the type: how many columns a row has, the values that stand in it, and the differences.
+# For each type: columns of a row, possible values, and the differences.
 TABLES: dict[str, tuple[int, tuple[int, ...], str]] = {
     "IQ1_S": (
         8,
@@ -92,7 +92,7 @@ def grid(name: str) -> NDArray[np.int8]:
 
 @cache
 def signs() -> NDArray[np.int8]:
-    """[128, 8]: of eight values, by the seven bits of the first seven; the eighth makes the count of minuses even."""
+    """[128, 8]: the signs of eight values by seven bits; the eighth sign makes the number of minuses even."""
     bits = np.arange(128)[:, None] >> np.arange(7) & 1
     found: NDArray[np.int8] = (1 - 2 * np.concatenate([bits, bits.sum(axis=1, keepdims=True) & 1], axis=1)).astype(np.int8)
     found.setflags(write=False)

@@ -1,4 +1,5 @@
-"""What makes all heads' keys and values from a narrow vector: one matrix to families, two tensors in newer GGUF files."""
+"""kv_b_proj of latent attention, which makes all heads' keys and values from the latent vector: one matrix for families,
+two tensors in newer GGUF files."""
 
 from __future__ import annotations
 
@@ -24,9 +25,8 @@ WHOLE, KEYS, VALUES = ("attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight")
 class KeysAndValues:
     """The matrix has for each head ``key`` rows, then ``value`` rows, of ``rank`` columns.
 
-    In the file every head's keys are turned round: they lie as [heads, rank, key], values as [heads, value, rank].
-    Where keys are quantised their blocks go across the matrix's rows, so of keys there are no codes, but the numbers that
-    they stand for.
+    In the file keys are transposed, [heads, rank, key]; values are [heads, value, rank]. Blocks of quantised keys then go
+    across the matrix's rows, so keys are dequantised.
     """
 
     raw: RawTensors
@@ -62,7 +62,7 @@ class KeysAndValues:
         return "F32" if types or BY_NAME[first].scheme is not None else first
 
     def matrix(self, tensor: Tensor) -> GgufMatrix | None:
-        """Where values alone are asked for: their codes."""
+        """The codes, if values alone are asked for."""
         if self._has_keys(tensor) or BY_NAME[self.raw.entries[self.values].type].scheme is None:
             return None
         row = np.arange(tensor.shape[0])
@@ -99,7 +99,7 @@ class KeysAndValues:
 
 
 def keys_and_values(name: str, raw: RawTensors, config: Values) -> KeysAndValues | None:
-    """``name`` is GGUF's of the matrix; None where the file has it, or nothing in its place."""
+    """``name`` is GGUF's name of the matrix; None where the file has that matrix, or neither."""
     if not name.endswith(WHOLE) or name in raw.entries:
         return None
     before = name.removesuffix(WHOLE)

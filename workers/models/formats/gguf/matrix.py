@@ -16,7 +16,7 @@ from outrider.workers.models.headers import quoted
 
 @dataclass(frozen=True, slots=True)
 class GgufMatrix:
-    """``order_of_rows``: where in the file each row lies, where not in its own place; ``order``: as ``Matrix`` has it."""
+    """``order_of_rows``: the row in the file of each row (None: the same); ``order``: as in ``Matrix``."""
 
     name: str
     raw: RawTensors

@@ -1,4 +1,4 @@
-"""GGUF's names of a family's tensors, and tensors that lie together in the file, each by a name of its own."""
+"""GGUF's names of a family's tensors; and names for the parts of tensors that hold several matrices."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from outrider.workers.models.headers import Entry
 
 BLOCK = re.compile(r"blk\.(\d+)\.")
 EXPERT = re.compile(r"(?:(?:mlp|feed_forward|block_sparse_moe|mixer)\.)?experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
-# A layer's experts lie together, and so do norms of its heads.
+# Tensors that are stored together for all experts of a layer, or for all heads.
 HEAD_NORM = re.compile(r"self_attn\.[qk]_layernorm\.norms\.(\d+)\.weight")
 TOGETHER_QKV = re.compile(r"(blk\.\d+)\.attn_qkv\.(weight|bias)")
 QKV = re.compile(r"attn_[qkv](\.(?:weight|bias))")
 NORMS = re.compile(r"blk\.\d+\.attn_[qk]_norm\.weight")
 TOGETHER = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.(?:weight|bias)")
-# Of each expert gate before up, where the converter is asked to have it so.
+# Gate and up of all experts in one tensor (an option of the converter), each expert's gate before its up.
 GATE_AND_UP = re.compile(r"(blk\.\d+\.ffn)_gate_up_exps\.weight")
 GATE_OR_UP = re.compile(r"ffn_(?:gate|up)_exps(?=\.weight)")
-# Of latent attention what makes all heads' keys, and values.
+# Latent attention: the matrices of all heads' keys, and of their values.
 OF_HEADS = re.compile(r"blk\.\d+\.attn_[kv]_b\.weight")
-# Of Gemma 3n a matrix for each stream but the first.
+# Gemma 3n: a matrix for each stream but the first.
 OF_STREAMS = re.compile(r"altup_(?:unembd_)?proj\.weight")
 # A vector here, and a matrix of one row to families; then the other way round, and matrices of one column, or of a row for
 # each group, that are vectors; and taps that families have in three dimensions.
@@ -36,7 +36,7 @@ TAPS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
 def part_of(architecture: Architecture, name: str) -> tuple[str, str]:
-    """The number of a tensor's layer ("" where it is of none), and its name behind that."""
+    """(number of the tensor's layer, or "" outside of layers; name after that)."""
     if not name.startswith(architecture.layers):
         return "", name
     layer, _, part = name.removeprefix(architecture.layers).partition(".")
@@ -50,12 +50,12 @@ def block_of(name: str) -> int | None:
 
 
 def module_of(part: str) -> str:
-    """Without what tells a weight from a bias."""
+    """The name without ".weight" or ".bias"."""
     return part.rpartition(".")[0] if part.endswith((".weight", ".bias")) else part
 
 
 def stored_name(architecture: Architecture, name: str) -> str:
-    """GGUF's name of a family's tensor; its own where there is none."""
+    """GGUF's name of a family's tensor; the same name where GGUF has none."""
     layer, part = part_of(architecture, name)
     names = architecture.parts if layer else architecture.whole
     before = f"blk.{layer}." if layer else ""
@@ -70,7 +70,7 @@ def stored_name(architecture: Architecture, name: str) -> str:
 
 
 def seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Each expert as a tensor of its own, "… of expert 3", and tensors of other dimensions than families have."""
+    """Entries for each expert by itself ("… of expert 3"), and with the families' number of dimensions."""
     found = {}
     for name, entry in tensors.items():
         if TOGETHER.fullmatch(name) and len(entry.shape) > 1:
@@ -111,7 +111,7 @@ def _gates_and_ups(before: str, entry: Entry) -> dict[str, Entry]:
 
 
 def holder(name: str, tensors: Collection[str]) -> str:
-    """Of the file's tensors the one that holds what is seen by this name."""
+    """The file's tensor that holds the entry of this name."""
     name = name.partition(" ")[0]
     joined = (QKV.sub(r"attn_qkv\1", name), GATE_OR_UP.sub("ffn_gate_up_exps", name))
     return next((each for each in joined if name not in tensors and each in tensors), name)
@@ -132,7 +132,7 @@ def _family_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def apart(architecture: Architecture, config: Values, tensors: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Queries, keys and values that lie together, of a family whose own are three tensors: each by its own name."""
+    """Entries for queries, keys and values by themselves, where the file has one tensor and the family three."""
     if "attn_q" not in architecture.parts.values() or "head_dim" not in config:
         return {}
     size, heads, kv_heads = (config[key] for key in ("head_dim", "num_attention_heads", "num_key_value_heads"))
@@ -158,5 +158,5 @@ def _of_head(name: str, head: int) -> str:
 
 
 def of_all_heads(name: str) -> str:
-    """The rows of a tensor that has a matrix for each head, one head after the other."""
+    """The name for all rows of a tensor with a matrix for each head, concatenated by head."""
     return f"{name} of all heads"

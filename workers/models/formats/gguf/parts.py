@@ -1,4 +1,4 @@
-"""What blocks of all types are read with: scales, codes, and rows made of both."""
+"""Helpers for reading blocks: scales, codes, and rows of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUPER = 256
 
 
 def half(blocks: Bytes, at: int) -> Floats:
-    """The fp16 at a place of every block: [rows, blocks]."""
+    """The fp16 at byte ``at`` of every block: [rows, blocks]."""
     return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""A model in several GGUF files, as llama-gguf-split cuts it: ``model-00001-of-00003.gguf`` and so on.
+"""A model in several GGUF files, as llama-gguf-split writes them: ``model-00001-of-00003.gguf`` and so on.
 
 The first file has the metadata, and the tensors lie in all of them. A model is named by its first file.
 """
@@ -25,7 +25,7 @@ State = tuple[int, int, int]
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """All of a model: where it is in several files, the tensors of all under the metadata of the first."""
+    """A whole model: the metadata of the first file, and the tensors of all."""
     first = read_file(path)
     if (count := _count(first)) == 1:
         return first
@@ -34,7 +34,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that a model is in, the one that names it first."""
+    """The files of a model, the named one first."""
     first = read_file(path)
     return _paths(first, _count(first))
 
@@ -67,7 +67,7 @@ def _paths(file: GgufFile, count: int) -> list[Path]:
 
 
 def _state(path: Path) -> State:
-    """What shows that a file has changed."""
+    """A value that changes with the file."""
     state = state_of(path)
     return state.st_size, state.st_mtime_ns, state.st_ino
 

@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file, as transformers would have loaded it from the model's own files."""
+"""Builds the tokenizer in a GGUF file, equal to the one that transformers loads from the original model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.workers.models.headers import quoted
 
 NORMAL, UNKNOWN = 1, 2
 TEMPLATE = "tokenizer.chat_template"
-# What would change the text before it is cut, or what it is framed by, and is not done here.
+# Settings that change the text before it is split, or its first and last tokens, and are not supported.
 NOT_DONE = (
     "add_sep_token",
     "remove_extra_whitespaces",
@@ -27,7 +27,7 @@ NOT_DONE = (
 )
 # Where a file with sentencepiece's tokens does not name these, they are llama.cpp's.
 DEFAULT_IDS = {"bos": 1, "eos": 2}
-# Some cuts are no byte-level tokenizer's, whatever the file's kind.
+# A pre-tokenizer that is not byte-level, whatever the file's kind of tokenizer.
 SARVAM = "sarvam-moe"
 JOINED = {"gemma4": "gemma4", SARVAM: SARVAM}
 # Of Phi 3's special tokens, all but these take the spaces and line ends behind them with them.
@@ -75,7 +75,7 @@ class _Parts:
                 )
         fast = maker()
         self._add_special(fast)
-        # Files that say no of Gemma 4 were made by a converter that was wrong.
+        # Files of Gemma 4 without bos were made by a faulty converter.
         starts = self.kind == "gemma4" or self._stated("add_bos_token", self._usually_starts())
         ends = self._stated("add_eos_token", False)
         self._frame(fast, self._named("bos") if starts else None, self._named("eos") if ends else None)
@@ -102,7 +102,7 @@ class _Parts:
         return {"default": template, **named} if named and template is not None else template
 
     def _stated(self, key: str, default: bool) -> bool:
-        """Whether every text gets that token; a file that says so names it."""
+        """Whether every text gets this token; then the file must name it."""
         role = key.split("_")[1]
         stated = self.values.get(TOKENIZER + key)
         if stated and self._named(role) is None:
@@ -157,7 +157,7 @@ class _Parts:
         return found
 
     def _joined_pieces(self) -> Fast:
-        """Gemma 4's and Sarvam's: spaces are letters, and unions are listed as byte-level tokenizers list theirs."""
+        """Gemma 4's and Sarvam's: BPE with listed merges over pieces with spaces as letters."""
         model = models.BPE(
             self._vocabulary(), self._stated_merges(), unk_token=self._named("unknown"), fuse_unk=True, byte_fallback=True
         )
@@ -203,7 +203,7 @@ class _Parts:
         fast.add_tokens(users)
 
     def _frame(self, fast: Fast, first: str | None, last: str | None) -> None:
-        """What every text begins and ends with."""
+        """Add the first and last token of every text."""
         if first is None and last is None:
             return
         pieces = [*([first] if first else []), "$A", *([last] if last else [])]
@@ -214,7 +214,7 @@ class _Parts:
 
 
 def _merges(vocabulary: dict[str, int], scores: dict[str, float]) -> list[tuple[str, str]]:
-    """sentencepiece joins the two neighbours whose union has the best score: the unions, the best first."""
+    """The merges of sentencepiece, which joins the neighbours whose union has the best score: unions by falling score."""
     found: list[tuple[float, int, int, str, str]] = []
     for whole, score in scores.items():
         for cut in range(1, len(whole)):

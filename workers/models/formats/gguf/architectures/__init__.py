@@ -1,4 +1,4 @@
-"""The GGUF architectures that are run, by llama.cpp's names of them."""
+"""The supported GGUF architectures, by llama.cpp's names."""
 
 from __future__ import annotations
 

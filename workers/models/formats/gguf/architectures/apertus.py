@@ -1,4 +1,4 @@
-"""Apertus: Llama with norms of heads and layers that are not gated; numbers of their activation are metadata."""
+"""Apertus: Llama with norms of heads and ungated feed-forward layers (xIELU, whose parameters are metadata)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GGUF architecture says of its files: their configuration, and how the family's tensors lie in them."""
+"""The description of a GGUF architecture: its configuration, and the names and layout of its tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.workers.models.formats.gguf.metadata import Metadata
 
 Floats = NDArray[np.float32]
 Values = Mapping[str, Any]
-# What says nothing about logits, or what other keys say as well; behind the architecture's name.
+# Keys of every architecture that are read, or change no logit; after the architecture's name.
 KNOWN_NAMES = """
 block_count context_length embedding_length feed_forward_length vocab_size attention.head_count attention.head_count_kv
 attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.layer_norm_epsilon
@@ -22,9 +22,9 @@ rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_fa
 rope.scaling.yarn_beta_slow rope.scaling.yarn_attn_factor
 """
 KNOWN = frozenset(KNOWN_NAMES.split())
-# What each frequency of rope is divided by.
+# The tensor of the divisors of rope's frequencies.
 ROPE_FACTORS = "rope_freqs.weight"
-# GGUF's name of each part of a layer, by the names of Llama's family.
+# GGUF's names of a layer's modules, by Llama's names.
 ATTENTION = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -40,12 +40,12 @@ WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 def less_one(values: Floats) -> Floats:
-    """Of norms that multiply by 1 + w, which llama.cpp's converter stores as that sum."""
+    """w from 1 + w, which llama.cpp's converter stores for norms that multiply by 1 + w."""
     return values - np.float32(1)
 
 
 def of_stream(name: str, stream: int) -> str:
-    """One of the matrices that lie together in a tensor of the file."""
+    """The name of one stream's matrix in a tensor that holds those of several streams."""
     return f"{name} of stream {stream}"
 
 
@@ -55,17 +55,15 @@ def as_they_are(config: Values, part: str, count: int) -> NDArray[np.int64] | No
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """``config``: what config.json would say, beside what is read of all files in the same way.
+    """``config`` makes the keys of config.json that are particular to the architecture.
 
-    ``known`` are the keys of metadata that it reads, or that change no logit; all others are refused.
-    ``layers``: how the family's names of a layer's tensors begin. ``parts``: GGUF's names, behind the layer's number, of
-    the family's modules (whose weight and bias have the same ending), or of single tensors. ``whole``: the same of what no
-    layer has.
-    ``order``: (configuration, part or whole, rows) -> where in the file each row lies; None: in its own place.
-    ``columns``: (configuration, part or whole, columns) -> of each column in the file the input that it multiplies.
-    ``changes``: what is done to the values of a module's tensors, or of single ones (never of codes), as float32.
-    ``in_config``: tensors that the configuration is made from. ``numbers``: the keys of metadata that hold, for all
-    layers, tensors of one number.
+    ``known`` are the metadata keys that it reads, or that change no logit; all others are refused.
+    ``layers``: the prefix of the family's names of a layer's tensors. ``parts``: GGUF's names, after the layer's number, of
+    the family's modules (weight and bias) or single tensors. ``whole``: the same for tensors outside of layers.
+    ``order``: (configuration, part or whole, rows) -> the row in the file of each row of the family (None: the same).
+    ``columns``: (configuration, part or whole, columns) -> the input channel of each column in the file (None: the same).
+    ``changes``: functions on the float32 values of a module's or a single tensor (never on codes).
+    ``in_config``: tensors from which the configuration is made. ``numbers``: metadata keys that hold scalar tensors.
     """
 
     config: Callable[[Metadata], dict[str, Any]]

@@ -1,8 +1,7 @@
 """Qwen3-Next and Qwen3.5: gated delta nets in most layers.
 
-llama.cpp's converter adds to norms the 1 that families add themselves, has -exp(A_log) for A_log, and puts Qwen3.5's heads
-of values in another order: not those of the first head of keys, then those of the second, but the first of each, then the
-second of each.
+llama.cpp's converter stores 1 + w for norms, -exp(A_log) for A_log, and permutes Qwen3.5's value heads: with n value heads
+for each key head, checkpoints have the n of the first key head first; files have the first one of every key head first.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ PARTS = ATTENTION | {
     "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.in_proj_ba": "ssm_ba",
-    # Of files from before the converter took it apart.
+    # In older files, before the converter split it.
     "linear_attn.in_proj_qkvz": "ssm_in",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.A_log": "ssm_a",
@@ -58,7 +57,7 @@ SPARSE = ROUTER | {
 # What has a row for each column of a head of values, or for each of these heads.
 BY_COLUMN = ("linear_attn.in_proj_z",)
 BY_HEAD = ("linear_attn.in_proj_a", "linear_attn.in_proj_b", "linear_attn.A_log", "linear_attn.dt_bias")
-# Where those of the heads of values lie behind those of queries and keys.
+# Modules in which the rows of value heads come after those of queries and keys.
 BEHIND = ("linear_attn.in_proj_qkv", "linear_attn.conv1d")
 
 
@@ -118,7 +117,7 @@ def _qwen35_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _heads(config: Values, width: int) -> NDArray[np.int64]:
-    """Where the rows of heads of values lie, of ``width`` rows each."""
+    """The permutation of rows of value heads with ``width`` rows each."""
     keys = config["linear_num_key_heads"]
     head, within = np.divmod(np.arange(config["linear_num_value_heads"] * width), width)
     key, which = np.divmod(head, config["linear_num_value_heads"] // keys)

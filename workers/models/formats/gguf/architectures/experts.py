@@ -1,4 +1,4 @@
-"""What metadata says of experts: how many there are, how wide, and how those of a token are chosen."""
+"""The metadata of experts: their number and width, and the routing."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 from outrider.workers.models.formats.gguf.architectures.architecture import GATED, KNOWN
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
-# llama.cpp's numbers of what is made of a router's scores.
+# llama.cpp's numbers of the functions of a router's scores.
 SOFTMAX, SIGMOID = 1, 2
-# Without a window: an architecture that may have one says so.
+# Without the keys of windows, which architectures that may have one add.
 KNOWN_OF_EXPERTS = KNOWN | {
     "expert_count",
     "expert_used_count",
     "expert_feed_forward_length",
 }
-# Of what stands beside the experts.
+# The width of the shared expert.
 SHARED_WIDTH = "expert_shared_feed_forward_length"
 GROUP_COUNT, GROUPS_KEPT = "expert_group_count", "expert_group_used_count"
-# Of a layer with experts, which themselves lie together (names.py).
+# The router. (The experts themselves are in one tensor: names.py.)
 ROUTER = {"mlp.gate": "ffn_gate_inp"}
 CORRECTED = ROUTER | {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
-# What stands beside the experts.
+# The shared expert.
 SHARED = {name.replace("mlp.", "mlp.shared_experts."): f"{stored}_shexp" for name, stored in GATED.items()}
 
 
 def experts(metadata: Metadata) -> tuple[int, int]:
-    """How many there are, and how many of them a token takes."""
+    """(number of experts, number chosen for a token)."""
     count, used = metadata.get("expert_count", int), metadata.get("expert_used_count", int)
     if not 0 < used <= count:
         metadata.refuse(f"has {count} experts, of which a token is to use {used}")
@@ -34,18 +34,18 @@ def experts(metadata: Metadata) -> tuple[int, int]:
 
 
 def check_scores(metadata: Metadata, wanted: int) -> None:
-    """Where it is stated, what is made of a router's scores must be what the family makes of them."""
+    """Refuse a function of the router's scores that is not the family's."""
     if metadata.get("expert_gating_func", int, wanted) != wanted:
         metadata.refuse_value("expert_gating_func")
 
 
 def scale(metadata: Metadata) -> float:
-    """What the weights of the chosen are multiplied by. 0 says nothing, as to llama.cpp."""
+    """The factor of the chosen experts' weights. 0 stands for none, as in llama.cpp."""
     return metadata.get("expert_weights_scale", float, 1.0) or 1.0
 
 
 def groups(metadata: Metadata) -> dict[str, Any]:
-    """The groups that experts are chosen from; one or none of them is all the same."""
+    """The groups of experts for group-limited routing; one group is the same as none."""
     count = metadata.get(GROUP_COUNT, int, 0)
     used = metadata.get(GROUPS_KEPT, int, 0)
     return {"n_group": count, "topk_group": used} if count > 1 else {"n_group": 1, "topk_group": 1}

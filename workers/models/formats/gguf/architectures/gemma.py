@@ -23,7 +23,7 @@ from outrider.workers.models.formats.gguf.architectures.windows import (
 )
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
-# Of how many tokens an image is, in files of models that see as well.
+# The key of an image's number of tokens, in files of multimodal models.
 IMAGES = "mm.tokens_per_image"
 CAPS = {"attn_logit_softcapping", "final_logit_softcapping"}
 AROUND = (
@@ -36,8 +36,8 @@ AROUND = (
         "post_feedforward_layernorm": "post_ffw_norm",
     }
 )
-# The largest Gemma 2 and 3 (27B) divide scores by the root of width / heads, the others by that of a head's size. GGUF has
-# no key for it: llama.cpp tells them by their layers, too.
+# The largest Gemma 2 and 3 (27B) divide scores by sqrt(width / heads), the others by sqrt(head size). GGUF has no key for
+# it; llama.cpp, too, goes by the number of layers.
 LAYERS_OF_LARGEST = {"gemma2": 46, "gemma3": 62}
 
 
@@ -72,7 +72,7 @@ def _gemma2(metadata: Metadata) -> dict[str, Any]:
 
 
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
-    """Layers with a window have a base of rope of their own, and no scaling."""
+    """Layers with a window have their own base of rope, without scaling."""
     config = _later(metadata)
     window = metadata.get(WINDOW, int, 0)
     types = layer_types(metadata, 6) if window else [FULL] * config["num_hidden_layers"]

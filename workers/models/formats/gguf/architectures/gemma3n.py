@@ -1,4 +1,4 @@
-"""Gemma 3n: several streams of hidden states, gates that are cut, and what Gemma 4 has as well."""
+"""Gemma 3n: several streams of hidden states (AltUp), sparse gates, and features shared with Gemma 4."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _gemma3n(metadata: Metadata) -> dict[str, Any]:
 
 
 def _shares(metadata: Metadata, layers: int) -> dict[str, Any]:
-    """How large a part of the gates is closed, of which the file says how many deviations above the mean the others are."""
+    """The sparsity of the gates, from the threshold that the file states in standard deviations above the mean."""
     if not metadata.has(DEVIATIONS):
         return {}
     deviations = metadata.several(DEVIATIONS, float, layers)

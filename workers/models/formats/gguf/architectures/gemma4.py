@@ -26,7 +26,7 @@ KNOWN_OF_GEMMA4 = (
     | {KEYS[SLIDING], VALUES[SLIDING], TURNED[SLIDING], SHARED, BY_LAYER, IMAGES, "final_logit_softcapping", *EXPERTS}
 )
 TABLE = "per_layer_token_embd.weight"
-# Frequencies of the part of a head that is not turned are divided by so much.
+# Frequencies of the columns that rope does not rotate are divided by so much in files.
 NEVER = 1e30
 PARTS = AROUND | {
     "router.proj": "ffn_gate_inp",
@@ -77,7 +77,7 @@ def _gemma4(metadata: Metadata) -> dict[str, Any]:
 
 
 def _experts(metadata: Metadata) -> dict[str, Any]:
-    """Beside the gated layer, in all layers or in none."""
+    """Experts in addition to the feed-forward layer, in all layers or none."""
     if not metadata.get("expert_count", int, 0):
         return {"enable_moe_block": False}
     return {"enable_moe_block": True} | {name: metadata.get(key, int) for key, name in EXPERTS.items()}
@@ -92,14 +92,14 @@ def of_layers_table(metadata: Metadata, width: int) -> dict[str, Any]:
 
 
 def by_layer(metadata: Metadata, key: str, layers: int) -> list[int]:
-    """What may be one number for all layers."""
+    """A value for each layer; the file may have one for all."""
     if isinstance(metadata.values.get(f"{metadata.architecture}.{key}"), list):
         return metadata.several(key, int, layers)
     return [metadata.get(key, int)] * layers
 
 
 def _ffn(metadata: Metadata, own: int) -> dict[str, Any]:
-    """Layers behind the ``own`` first ones, which read others' keys, may be twice as wide."""
+    """The feed-forward width. Layers after the first ``own``, which share earlier layers' keys, may be twice as wide."""
     key = "feed_forward_length"
     widths = by_layer(metadata, key, metadata.get("block_count", int))
     double = widths[-1] == 2 * widths[0]
@@ -128,7 +128,7 @@ def _heads(metadata: Metadata, types: list[str]) -> dict[str, Any]:
 
 
 def _ropes(metadata: Metadata) -> dict[str, Any]:
-    """A part of each head is turned in full layers, which the file says by what their frequencies are divided by."""
+    """Full-attention layers rotate a part of each head, which the file expresses by divisors of frequencies."""
     if metadata.has("rope.scaling.type") or metadata.has("rope.scaling.factor"):
         metadata.refuse("has a scaling of rope, which the native engine does not know of this architecture")
     share = 1.0

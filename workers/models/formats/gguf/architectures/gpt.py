@@ -77,7 +77,7 @@ def _gpt_neox(metadata: Metadata) -> dict[str, Any]:
 
 
 def _falcon(metadata: Metadata) -> dict[str, Any]:
-    """The largest models have two norms before a layer's halves, and groups of heads."""
+    """The largest models have a norm each before attention and feed-forward, and grouped-query attention."""
     if metadata.get("tensor_data_layout", str, LAYOUT) != LAYOUT:
         metadata.refuse_value("tensor_data_layout")
     config = sizes(metadata)
@@ -97,7 +97,7 @@ def _falcon(metadata: Metadata) -> dict[str, Any]:
 
 
 def _whole_heads(groups: int, queries: int, size: int) -> NDArray[np.int64]:
-    """Of rows that lie group by group, the queries first, then a key and a value: where they lie with all queries first."""
+    """The permutation from rows stored by group (its queries, its key, its value) to all queries, all keys, all values."""
     row = np.arange(groups * (queries + 2) * size)
     group, head, within = row // ((queries + 2) * size), row // size % (queries + 2), row % size
     query, key, value = group * queries + head, groups * queries + group, groups * (queries + 1) + group

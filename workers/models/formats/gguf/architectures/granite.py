@@ -27,13 +27,13 @@ KNOWN_OF_GRANITE = KNOWN | MULTIPLIERS.keys() | {"attention.scale"}
 
 
 def multipliers(metadata: Metadata) -> dict[str, Any]:
-    """Here 0 is none, as in llama.cpp."""
+    """0 stands for no multiplier, as in llama.cpp."""
     found = {name: metadata.get(key, float, 0.0) or 1.0 for key, name in MULTIPLIERS.items()}
     return found | {"attention_multiplier": metadata.get("attention.scale", float, 0.0) or head_size(metadata) ** -0.5}
 
 
 def granite_style(metadata: Metadata) -> dict[str, Any]:
-    # Of these architectures it says whether there is rope at all.
+    # In these architectures the key says whether there is rope at all.
     if not metadata.get("rope.scaling.finetuned", bool, True):
         metadata.refuse_value("rope.scaling.finetuned")
     return llama_style(metadata) | multipliers(metadata) | {"hidden_act": "silu", "attention_bias": biased(metadata)}

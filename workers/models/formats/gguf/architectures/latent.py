@@ -23,7 +23,7 @@ from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.headers import quoted
 
 QUERY_RANK, RANK = "attention.q_lora_rank", "attention.kv_lora_rank"
-# Of a head, where the file's keys and values are those of the narrow vector.
+# The sizes of a head's keys and values, in files whose "key_length" and "value_length" are those of the latent vector.
 KEY_SIZE, VALUE_SIZE = "attention.key_length_mla", "attention.value_length_mla"
 DENSE_LAYERS = "leading_dense_block_count"
 SCORES = "expert_gating_func"
@@ -129,7 +129,7 @@ def _minicpm3(metadata: Metadata) -> dict[str, Any]:
 
 
 def _factor_of_scores(metadata: Metadata) -> dict[str, Any]:
-    """Of yarn. The file has a tenth of it, in float32; what sines and cosines have is 1: both factors are alike."""
+    """yarn's mscale, of which the file has a tenth, in float32; the factor of sines and cosines is 1."""
     if not metadata.has(LOG_FACTOR):
         return {}
     if metadata.get("rope.scaling.type", str, "") != "yarn":

@@ -1,4 +1,4 @@
-"""What of a file the next token of a text does not hang on: layers that guess further tokens, rope's other directions."""
+"""Parts of a file that do not affect the next token of a text: multi-token prediction layers, rope's further directions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SECTIONS = "rope.dimension_sections"
 
 
 def further_layers(metadata: Metadata) -> range:
-    """The last ones, where they guess further tokens."""
+    """The layers at the end that predict further tokens (multi-token prediction)."""
     count, further = metadata.get("block_count", int), metadata.get(FURTHER_LAYERS, int, 0)
     if further and not 0 < further < count:
         metadata.refuse_value(FURTHER_LAYERS)
@@ -17,11 +17,11 @@ def further_layers(metadata: Metadata) -> range:
 
 
 def layers(metadata: Metadata) -> int:
-    """Those that the next token is computed by."""
+    """The number of layers without these."""
     return further_layers(metadata).start
 
 
 def check_sections(metadata: Metadata) -> None:
-    """Where rope turns in several directions a text has one position in three of them, and 0 in the fourth."""
+    """Check the sections of multimodal rope: for text three directions have the token's position, the fourth 0."""
     if metadata.has(SECTIONS) and metadata.several(SECTIONS, int, 4)[3]:
         metadata.refuse_value(SECTIONS)

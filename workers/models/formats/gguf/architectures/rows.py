@@ -1,4 +1,4 @@
-"""Where in a GGUF file a tensor's rows lie, where llama.cpp's converter put them elsewhere."""
+"""Permutations of rows by llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ NORMS_BEHIND = ("self_attn.query_layernorm", "self_attn.key_layernorm")
 
 
 def interleaved(config: Values, part: str, rows: int) -> NDArray[np.int64] | None:
-    """For llama.cpp's way of rotating each head's two halves lie interleaved.
-
-    Row i of the first lies at 2i, of the second at 2i + 1.
+    """The two halves of each head are interleaved, for llama.cpp's rope: row i of the first half is stored at 2i, of the
+    second at 2i + 1.
     """
     return _each_head_interleaved(config, rows) if part in ROTATED else None
 
 
 def interleaved_with_norms(config: Values, part: str, rows: int) -> NDArray[np.int64] | None:
-    """Where norms of heads stand behind the rotation, these as well."""
+    """The same, and for norms of heads that are applied after rope."""
     return _each_head_interleaved(config, rows) if part in (*ROTATED, *NORMS_BEHIND) else None
 
 

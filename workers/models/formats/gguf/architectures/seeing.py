@@ -1,6 +1,6 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: files of their language models, which are those of Qwen2, Qwen3 and Qwen3-MoE.
 
-What they compute of pictures lies in files of its own (mmproj); prompts are texts here.
+The vision parts are separate files (mmproj), which are not needed for texts.
 """
 
 from __future__ import annotations

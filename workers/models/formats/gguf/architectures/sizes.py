@@ -1,4 +1,4 @@
-"""Sizes and rope, which most architectures state under the same keys."""
+"""Sizes and rope, for which most architectures use the same keys."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.headers import quoted
 
-# What sines and cosines are multiplied by, where that is not what follows from the scaling.
+# The factor of sines and cosines, if it does not follow from the scaling.
 YARN_FACTOR = "rope.scaling.yarn_attn_factor"
-# What scores are multiplied by besides, where the length is stretched.
+# A further factor of attention scores with a scaled length.
 LOG_FACTOR = "rope.scaling.yarn_log_multiplier"
 
 
 def llama_style(metadata: Metadata, ffn: int | None = None, partial: bool = False) -> dict[str, Any]:
-    """``ffn`` is what stands for a width that the file does not give. ``partial``: rope may turn a part of each head."""
+    """``ffn`` is the default feed-forward width. ``partial``: rope may rotate a part of each head."""
     return sizes(metadata, ffn) | rms_epsilon(metadata) | {"rope_parameters": rope(metadata, partial)}
 
 
@@ -73,17 +73,17 @@ def biased(metadata: Metadata) -> bool:
 
 
 def mlp_biased(metadata: Metadata) -> bool:
-    """Whether the layer behind the attention has them."""
+    """Whether the feed-forward layer has biases."""
     return metadata.has_tensor("blk.0.ffn_up.bias")
 
 
 def rope(metadata: Metadata, partial: bool = False) -> dict[str, Any]:
-    """``partial``: of an architecture that may turn a part of each head."""
+    """``partial``: rope may rotate a part of each head."""
     return scaled_rope(metadata) | turned_part(metadata, partial)
 
 
 def turned_part(metadata: Metadata, partial: bool = True) -> dict[str, Any]:
-    """How large a part of each head rope turns. Where it may be a part, families take some where it is not said."""
+    """The share of each head that rope rotates, always stated if it may be a part, since families have other defaults."""
     size = head_size(metadata)
     turned = metadata.get("rope.dimension_count", int, size)
     if turned == size:
@@ -92,7 +92,7 @@ def turned_part(metadata: Metadata, partial: bool = True) -> dict[str, Any]:
         metadata.refuse("rotates a part of each head only, which the native engine does not know")
     if not 0 < turned < size:
         metadata.refuse_value("rope.dimension_count")
-    # The product with the size, rounded down, is to be the same number again.
+    # share * size, rounded down, must give the number of columns again.
     share = turned / size
     return {"partial_rotary_factor": share if int(size * share) == turned else (turned + 0.5) / size}
 
@@ -102,7 +102,7 @@ def base(metadata: Metadata) -> float:
 
 
 def scaled_rope(metadata: Metadata) -> dict[str, Any]:
-    """Without a word of how large a part of each head it turns."""
+    """Rope's parameters without the share of each head."""
     theta = base(metadata)
     # llama.cpp's reading: a factor without a type is that of a linear one, and 0 says nothing.
     kind = metadata.get("rope.scaling.type", str, "linear")
@@ -136,7 +136,7 @@ def scaled_rope(metadata: Metadata) -> dict[str, Any]:
 
 
 def factors(file: GgufFile, name: str) -> list[float]:
-    """A vector of what each frequency is divided by."""
+    """The divisors of rope's frequencies."""
     entry = file.tensors[name]
     if entry.type != "F32" or len(entry.shape) != 1:
         raise ModelError(f"{file.path}: {quoted(name)} must be a vector of F32, it is {entry.type} {entry.shape}")

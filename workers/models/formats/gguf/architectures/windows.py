@@ -1,4 +1,4 @@
-"""Which layers' attention has a window."""
+"""The layers with sliding windows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ KNOWN_OF_WINDOWS = frozenset({WINDOW, PATTERN, "rope.freq_base_swa"})
 
 
 def layer_types(metadata: Metadata, every: int) -> list[str]:
-    """The file says of each layer whether it has one, or that all but each nth have; ``every``: which, unless it says."""
+    """The type of each layer. The file has a flag for each layer, or n: every nth layer has no window (default
+    ``every``)."""
     count = layers(metadata)
     stated = metadata.values.get(f"{metadata.architecture}.{PATTERN}", every)
     if type(stated) is int and stated >= 0:
@@ -26,7 +27,7 @@ def layer_types(metadata: Metadata, every: int) -> list[str]:
 
 
 def same_base(metadata: Metadata) -> None:
-    """Of an architecture whose layers share a base of rope: refuses another for those with a window."""
+    """Refuse a separate base of rope for layers with a window, in architectures without one."""
     base = metadata.get("rope.freq_base", float, 10000.0)
     if metadata.get("rope.freq_base_swa", float, base) != base:
         metadata.refuse_value("rope.freq_base_swa")
