@@ -136,10 +136,10 @@ class Race:
         # Nothing is asked of a target whose draft reads no states.
         states = self._target_spec.states if opened is not None and opened.model.head else ()
         spec = replace(self._target_spec, path="", states=states)
-        target = build_target(spec, replica_spec, self._target, self.tokenizer, self._target_curve.as_now())
+        target = build_target(spec, replica_spec, self._target, self.tokenizer, self._target_curve.snapshot())
         beside = None
         if opened is not None:
-            curve = None if opened.curve is None else opened.curve.as_now()
+            curve = None if opened.curve is None else opened.curve.snapshot()
             drafter = build_draft(replace(opened.spec, path=""), replica_spec, opened.model, pass_seconds=curve).drafter
             if model.endswith(WHOLE):
                 drafter.read_whole_texts()
