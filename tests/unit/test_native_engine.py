@@ -447,7 +447,7 @@ def test_a_draft_that_learns_corrects_as_many_tokens_as_its_own_products_allow(
     asked: list[int] = []
     monkeypatch.setattr(engine.model, "correct", asked.append)
     for share in (0.0, 0.05, 1e9):
-        monkeypatch.setattr(native, "CORRECTING", share)
+        monkeypatch.setattr(native, "CORRECTING_SHARE", share)
         engine.correct_choices()
     assert asked[0] == native.LEAST_CORRECTED < asked[1] < asked[2] == native.MOST_CORRECTED
     assert engine.learner is engine

@@ -108,7 +108,7 @@ def test_what_cannot_have_been_written_is_written_anew(
 
 
 def test_harvests_tell_what_rows_under_way_have_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.workers.actor_loops.SECONDS_BETWEEN_TELLING", 0.0)
+    monkeypatch.setattr("outrider.workers.actor_loops.SECONDS_BETWEEN_PARTIAL_TOKENS", 0.0)
     row = Row(7, (1, 2, 3), 80, Sampling(min_tokens=80))
     server = TargetLoop(verifier(FakeEngine(CONTEXT), NoProposer(), batch=1))
     server.submit([row])

@@ -30,7 +30,7 @@ POCKET = ROOT / "workers" / "pocket"
 
 def test_targets_that_answer_at_once_stand_where_verifiers_do(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = importlib.import_module("drive")
-    monkeypatch.setattr(actor_loops, "SECONDS_BETWEEN_TELLING", 0.0)
+    monkeypatch.setattr(actor_loops, "SECONDS_BETWEEN_PARTIAL_TOKENS", 0.0)
     loop = actor_loops.TargetLoop(drive.Instant(batch=2, tokens=3, seconds=0.0))
     loop.learn([(1, 2)])
     loop.submit([Row(key, (1, 2, 3), 3, Sampling()) for key in range(5)])
