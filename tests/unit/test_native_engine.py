@@ -303,7 +303,7 @@ def test_memory_for_the_first_rows_can_be_taken_beforehand_and_need_not_be(
     monkeypatch.setattr(engine.model, "reserve", refuse)
     with caplog.at_level("INFO"):
         engine.reserve(1000)
-    assert "memory for 1000 rows was not taken beforehand: no memory" in caplog.text
+    assert "memory for 1000 rows was not allocated in advance: no memory" in caplog.text
 
 
 def test_more_tokens_than_a_pass_takes_are_fed_in_several(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
