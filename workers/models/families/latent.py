@@ -208,10 +208,10 @@ def _of_short_rows(
     shared, router = config.size("n_shared_experts", 1), deepseek_router(config, scale=2.5, groups=groups)
     count = config.size("num_experts", config.size("n_routed_experts", config.get("num_local_experts", 256)))
     experts = deepseek_experts(config, count, 8, 2048, shared, router, sparse.__getitem__)
-    latent = _latent(config, sizes, query_rank=usual[0], plain=usual[1], value=usual[2])
+    latent = read_latent(config, sizes, query_rank=usual[0], plain=usual[1], value=usual[2])
     if not latent.query_rank:
         raise config.unknown('"q_lora_rank": null')
-    return decoder(config, begin, sizes, Style(attention=_attention(sizes, latent), mixer=mixture(sizes, experts)))
+    return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), mixer=mixture(sizes, experts)))
 
 
 def youtu(config: Config, begin: Begin) -> Program:
