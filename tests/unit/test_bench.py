@@ -268,6 +268,10 @@ def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path, monk
         ("smollm3", "HuggingFaceTB/SmolLM3-3B"),
         ("smollm3-3b-base", "HuggingFaceTB/SmolLM3-3B-Base"),
         ("lfm2-1.2b", "LiquidAI/LFM2-1.2B"),
+        ("Granite-4.0-H-Tiny", "ibm-granite/granite-4.0-h-tiny"),
+        ("granite-4.0-micro-base", "ibm-granite/granite-4.0-micro-base"),
+        ("falcon-h1-1.5b-deep-instruct", "tiiuae/Falcon-H1-1.5B-Deep-Instruct"),
+        ("Falcon-H1-34B-instruct", "tiiuae/Falcon-H1-34B-Instruct"),
         ("StarCoder2-15B", "bigcode/starcoder2-15b"),
         ("falcon-7b-instruct", "tiiuae/falcon-7b-instruct"),
         ("gpt2-xl", "openai-community/gpt2-xl"),
@@ -289,6 +293,9 @@ def test_short_names(short: str, full: str) -> None:
         ("gpt2", 50257, "distilbert/distilgpt2"),
         ("gpt2", 64000, "lookup"),  # GPT-SW3, which has a tokenizer of its own
         ("gpt_neo", 50257, "EleutherAI/gpt-neo-125m"),
+        ("granitemoehybrid", 100352, "ibm-granite/granite-4.0-350m"),
+        ("granitemoehybrid", 49152, "lookup"),
+        ("qwen3_next", 151936, "Qwen/Qwen3-0.6B"),
     ],
 )
 def test_the_usual_draft_of_a_family_goes_with_its_usual_tokens_only(family: str, vocabulary: int, draft: str) -> None:

@@ -26,6 +26,8 @@ KNOWN = (
     (r"smollm2-(135m|360m|1\.7b)(-instruct)?", r"HuggingFaceTB/SmolLM2-\1\2"),
     (r"smollm3(?:-3b)?(-base)?", r"HuggingFaceTB/SmolLM3-3B\1"),
     (r"(lfm2-(?:350m|700m|1\.2b|2\.6b))", r"LiquidAI/\1"),
+    (r"(granite-4\.0-(?:350m|1b|micro|h-(?:350m|1b|micro|tiny|small))(?:-base)?)", r"ibm-granite/\1"),
+    (r"(falcon-h1-(?:0\.5b|1\.5b|1\.5b-deep|3b|7b|34b))(-base|-instruct)?", r"tiiuae/\1\2"),
     (r"tinyllama(?:-1\.1b)?(?:-chat)?(?:-v1\.0)?", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
 )
 PROPER = {"-chat": "-Chat", "-python": "-Python", "-instruct": "-Instruct", "-base": "-Base"}
@@ -52,6 +54,9 @@ def _spelled(full: str) -> str:
     if organisation == "Qwen":
         size = name.lower().removeprefix("qwen1.5-").removesuffix("-chat").upper()
         return f"Qwen/Qwen1.5-{size}{'-Chat' if name.lower().endswith('-chat') else ''}"
+    if "falcon-h1" in name.lower():
+        size, _, kind = name.lower().removeprefix("falcon-h1-").partition("b")
+        return f"{organisation}/Falcon-H1-{size}B{kind.title()}"
     if organisation == "LiquidAI":
         return f"{organisation}/{name.upper()}"
     if organisation == "codellama":

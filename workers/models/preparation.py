@@ -63,6 +63,8 @@ def choose_draft(target: ModelInfo) -> str:
         "qwen2": "Qwen/Qwen1.5-0.5B-Chat" if target.vocabulary >= 151936 else LOOKUP,
         "qwen3": "Qwen/Qwen3-0.6B" if target.vocabulary >= 151936 else LOOKUP,
         "qwen3_moe": "Qwen/Qwen3-0.6B" if target.vocabulary >= 151936 else LOOKUP,
+        "qwen3_next": "Qwen/Qwen3-0.6B" if target.vocabulary >= 151936 else LOOKUP,
+        "granitemoehybrid": "ibm-granite/granite-4.0-350m" if target.vocabulary == 100352 else LOOKUP,
         "gemma2": "google/gemma-2-2b-it" if target.vocabulary == 256000 else LOOKUP,
         "gemma3_text": "google/gemma-3-270m-it" if target.vocabulary in (262144, 262208) else LOOKUP,
         "lfm2": "LiquidAI/LFM2-350M" if target.vocabulary == 65536 else LOOKUP,
