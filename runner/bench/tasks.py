@@ -17,7 +17,6 @@ from outrider.runner.options.option import flag_of
 from outrider.workers.errors import UsageError
 from outrider.workers.models.model_info import ModelInfo
 
-TASKS = ("decode", "benchmark", "benchmark_code")
 QUANTIZE = "quantize"
 # Bits by the precision that the older tools quantised for, and (ALGORITHMS) by the algorithm if no precision is given.
 BITS = {"w4abf16": 4, "w4a8": 4, "w8a8": 8, "w8af32": 8}

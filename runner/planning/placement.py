@@ -254,68 +254,105 @@ def _divide(
     free_memory = FreeMemory.of(hosts)
     actors: list[PlannedActor] = []
     for replica, assignment in enumerate(assignments):
-        host = assignment.unit.topology
-        here = sizes.on(host.in_pairs)
-        on = (False, False) if assignment.accelerator is None else on_accelerator(request.devices)
-        target_device, draft_device = (
-            assignment.accelerator.name if its and assignment.accelerator else "cpu" for its in on
-        )
-        target_cores, draft_cores = _parts(assignment, replica, sizes, request, target_device, draft_device)
-        beside = sizes.beside_device
-        bytes_of = {
-            "target": beside[0] if target_device != "cpu" else here.of_target,
-            "draft": beside[1] if draft_device != "cpu" else here.of_draft,
-        }
-        need = sum(bytes_of.values())
-        on_device = {
-            "target": sizes.target + sizes.target_kv if target_device != "cpu" else 0,
-            "draft": (sizes.draft or 0) + sizes.draft_kv if draft_device != "cpu" else 0,
-        }
-        there = None if assignment.accelerator is None else assignment.accelerator.memory_bytes
-        if assignment.accelerator is not None and there is not None and (asked := sum(on_device.values())) > there:
-            raise PlacementError(
-                f"replica {replica} needs {_bytes(asked)} on {assignment.accelerator.name}, which has {_bytes(there)}; "
-                "a smaller precision needs less"
-            )
+        needs = _needs(assignment, replica, sizes, request)
+        _check_device_memory(assignment.accelerator, replica, needs)
+        need = sum(each.memory for each in needs)
         nodes = _memory_nodes(assignment, free_memory, need)
-        room = free_memory.room(host.host, nodes)
+        host = assignment.unit.topology.host
+        room = free_memory.room(host, nodes)
         if room is not None and need > room:
             raise PlacementError(
                 f"replica {replica} needs {_bytes(need)} on {assignment.unit.name}, {_bytes(room)} are left there"
             )
-        for role, cores in (("target", target_cores), ("draft", draft_cores)):
-            if role == "draft" and sizes.draft is None:
-                continue
-            device = draft_device if role == "draft" else target_device
-            # On shared cores only the target leases them and claims their Ray resources.
-            claims = () if role == "draft" and draft_cores == target_cores else cores
-            resources: dict[str, float] = {}
-            for core in claims:
-                resources[f"numa{core.node}"] = resources.get(f"numa{core.node}", 0.0) + 1.0
-            leases = [str(core.identity) for core in claims]
-            if device != "cpu":
-                both = target_device == draft_device and sizes.draft is not None
-                resources["GPU"] = 0.5 if both else 1.0
-                holder = "draft" if target_device == "cpu" else "target"
-                leases += [assignment.accelerator.lease] if assignment.accelerator and role == holder else []
+        for each in needs:
+            accelerator = assignment.accelerator if each.device != "cpu" else None
             actors.append(
                 PlannedActor(
-                    role=role,
+                    role=each.role,
                     replica=replica,
-                    host=host.host,
-                    cores=tuple(core.allowed[0] for core in cores),
+                    host=host,
+                    cores=tuple(core.allowed[0] for core in each.cores),
                     memory_nodes=nodes,
-                    threads=len(cores),
-                    device=device,
-                    device_selector=assignment.accelerator.selector if assignment.accelerator and device != "cpu" else "",
-                    resources=resources,
-                    leases=tuple(leases),
-                    memory=free_memory.take(host.host, nodes, bytes_of[role]),
-                    device_bytes=on_device[role],
+                    threads=len(each.cores),
+                    device=each.device,
+                    device_selector=accelerator.selector if accelerator else "",
+                    resources=_resources(each, needs),
+                    leases=_leases(each, needs, accelerator),
+                    memory=free_memory.take(host, nodes, each.memory),
+                    device_bytes=each.device_memory,
                 )
             )
     spared = (spared_core(host) for host in hosts)
     return Plan(tuple(actors), tuple(notes), tuple(core for core in spared if core is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What an actor needs. ``memory``: bytes on the host; ``device_memory``: bytes on its accelerator.
+
+    ``claimed``: the cores that it leases. On cores that draft and target share only the target leases them.
+    """
+
+    role: str
+    device: str
+    cores: tuple[Core, ...]
+    claimed: tuple[Core, ...]
+    memory: int
+    device_memory: int
+
+
+def _needs(assignment: _Assignment, replica: int, sizes: ModelSizes, request: PlacementRequest) -> list[_Needs]:
+    """The needs of a replica's target and, if there is one, of its draft."""
+    on_host = sizes.on(assignment.unit.topology.in_pairs)
+    target_device, draft_device = "cpu", "cpu"
+    if assignment.accelerator is not None:
+        target_device, draft_device = (
+            assignment.accelerator.name if its else "cpu" for its in on_accelerator(request.devices)
+        )
+    target_cores, draft_cores = _parts(assignment, replica, sizes, request, target_device, draft_device)
+    target_beside, draft_beside = sizes.beside_device
+    needs = [
+        _Needs("target", "cpu", target_cores, target_cores, on_host.of_target, 0)
+        if target_device == "cpu"
+        else _Needs("target", target_device, target_cores, target_cores, target_beside, sizes.target + sizes.target_kv)
+    ]
+    if sizes.draft is not None:
+        claimed = () if draft_cores == target_cores else draft_cores
+        needs.append(
+            _Needs("draft", "cpu", draft_cores, claimed, on_host.of_draft, 0)
+            if draft_device == "cpu"
+            else _Needs("draft", draft_device, draft_cores, claimed, draft_beside, sizes.draft + sizes.draft_kv)
+        )
+    return needs
+
+
+def _check_device_memory(accelerator: Accelerator | None, replica: int, needs: Sequence[_Needs]) -> None:
+    if accelerator is None or accelerator.memory_bytes is None:
+        return
+    need = sum(each.device_memory for each in needs)
+    if need > accelerator.memory_bytes:
+        raise PlacementError(
+            f"replica {replica} needs {_bytes(need)} on {accelerator.name}, which has {_bytes(accelerator.memory_bytes)}; "
+            "a smaller precision needs less"
+        )
+
+
+def _resources(actor: _Needs, needs: Sequence[_Needs]) -> dict[str, float]:
+    """The actor's Ray resources: one ``numaN`` a leased core, and a GPU, of which target and draft may have half each."""
+    resources: dict[str, float] = {
+        f"numa{node}": float(count) for node, count in Counter(core.node for core in actor.claimed).items()
+    }
+    if actor.device != "cpu":
+        resources["GPU"] = 1.0 / sum(each.device == actor.device for each in needs)
+    return resources
+
+
+def _leases(actor: _Needs, needs: Sequence[_Needs], accelerator: Accelerator | None) -> tuple[str, ...]:
+    """Names of the cores and of the accelerator that the actor leases; of two actors on one the first leases it."""
+    leases = [str(core.identity) for core in actor.claimed]
+    if accelerator is not None and actor is next(each for each in needs if each.device != "cpu"):
+        leases.append(accelerator.lease)
+    return tuple(leases)
 
 
 def _memory_nodes(assignment: _Assignment, free_memory: FreeMemory, need: int) -> tuple[int, ...]:
