@@ -68,58 +68,15 @@ def _hosts(spec: JobSpec, prepared: PreparedJob, display: Watcher) -> Iterator[t
 
 
 def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watcher) -> dict[str, Any]:
-    """Run until all rows have ended or a stop is asked for; returns what job.json is to say of it."""
+    """Run until all rows have ended or a stop is asked for; returns the values for job.json."""
     journal = prepared.journal
-
-    def agree_on_path(path: dict[str, str]) -> None:
-        kept = journal.meta("numeric_path")
-        if kept is None:
-            journal.set_meta("numeric_path", path)
-        else:
-            check_same(kept, path, "a numeric path", directory)
-
     counts = journal.counts()
     interrupted = False
     if counts.pending:
         # Failed rows alone do not mean that the job has run: rows that are wrong in the input fail at admission.
         if journal.meta("numeric_path") is not None and (counts.done or counts.failed):
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counted(counts.rows, 'row')} ended")
-        trace = TraceFile(spec.trace)
-        with _hosts(spec, prepared, display) as (where, plans):
-            from outrider.runner.driving.driver import Driver
-
-            driver = Driver(
-                journal,
-                plans,
-                # A job of an older outrider lacks the key.
-                journal.meta(MODEL_NAME) or spec.model,
-                spec.start_deadline,
-                agree_on_path,
-                where,
-                display.show,
-                trace,
-                spec.wait_for_cores,
-            )
-            with _always_afterwards(
-                display.say,
-                lambda: _close(trace, display),
-                # Also after an error, so that the rows that are done can be read.
-                lambda: write_results(journal, directory),
-                lambda: describe(directory, journal, _run_details(driver)),
-                lambda: write_report(journal, directory, running=False),
-            ):
-                try:
-                    with _draining_on_signals(driver, display):
-                        driver.run()
-                except RayLostError as lost:
-                    if driver.draining:
-                        display.say(str(lost))
-                    else:
-                        check_worth_another(journal, lost, ours=spec.address is None)
-                        if said := trace.set_aside():
-                            display.say(f"trace: {said}")
-                        raise
-            interrupted = driver.draining and journal.counts().pending > 0
+        interrupted = _run_pending(spec, directory, prepared, display)
     else:
         for option, what in _UNUSED.items():
             if getattr(spec, option) is not None:
@@ -131,6 +88,55 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
         # Unknown as long as no target has come up.
         "numeric_path": journal.meta("numeric_path") or {},
     }
+
+
+def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watcher) -> bool:
+    """Run the pending rows, and write the job's files; True if it was stopped before all of them had ended."""
+    journal = prepared.journal
+
+    def agree_on_path(path: dict[str, str]) -> None:
+        kept = journal.meta("numeric_path")
+        if kept is None:
+            journal.set_meta("numeric_path", path)
+        else:
+            check_same(kept, path, "a numeric path", directory)
+
+    trace = TraceFile(spec.trace)
+    with _hosts(spec, prepared, display) as (where, plans):
+        from outrider.runner.driving.driver import Driver
+
+        driver = Driver(
+            journal,
+            plans,
+            # A job of an older outrider lacks the key.
+            journal.meta(MODEL_NAME) or spec.model,
+            spec.start_deadline,
+            agree_on_path,
+            where,
+            display.show,
+            trace,
+            spec.wait_for_cores,
+        )
+        with _always_afterwards(
+            display.say,
+            lambda: _close(trace, display),
+            # Also after an error, so that the rows that are done can be read.
+            lambda: write_results(journal, directory),
+            lambda: describe(directory, journal, _run_details(driver)),
+            lambda: write_report(journal, directory, running=False),
+        ):
+            try:
+                with _draining_on_signals(driver, display):
+                    driver.run()
+            except RayLostError as lost:
+                if driver.draining:
+                    display.say(str(lost))
+                else:
+                    check_worth_another(journal, lost, ours=spec.address is None)
+                    if said := trace.set_aside():
+                        display.say(f"trace: {said}")
+                    raise
+        return driver.draining and journal.counts().pending > 0
 
 
 @contextmanager

@@ -65,12 +65,12 @@ class PendingResult(Generic[Answer]):
         self._future = future
         self._messages = messages
 
-    def __call__(self, hear: Callable[[Any], None] = lambda messages: None) -> Answer:
-        """``hear`` is called with messages of the process meanwhile."""
+    def __call__(self, on_message: Callable[[Any], None] = lambda messages: None) -> Answer:
+        """``on_message`` is called with messages of the process meanwhile."""
         while True:
             done = bool(wait([self._future], timeout=MESSAGES_SECONDS).done)
             while self._messages.poll():
-                hear(self._messages.recv())
+                on_message(self._messages.recv())
             if done:
                 break
         try:

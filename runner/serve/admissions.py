@@ -16,7 +16,7 @@ from outrider.runner.options.job import JobSpec
 from outrider.runner.serve.link import Child, Message
 from outrider.runner.serve.names import INPUT
 from outrider.runner.serve.own_files import CHANGED
-from outrider.runner.serve.running import FREED_SECONDS, Admitted, BatchJob, Broken, Hear, Left, Refused
+from outrider.runner.serve.running import FREED_SECONDS, Admitted, BatchJob, Broken, Left, OnEvent, Refused
 from outrider.workers.errors import JobError
 
 # A few thousand rows, which take a second or two.
@@ -45,7 +45,7 @@ class _Lane:
 
 
 class Admissions:
-    """``hear`` is called with ``Admitted``, ``Refused`` or ``Broken`` for each batch, or ``Left`` if it is stopped before.
+    """Checks the rows of batches. Events: ``Admitted``, ``Refused`` or ``Broken`` for each, or ``Left`` if it is stopped.
 
     A batch is checked again later if the disk was full or the process died. If outrider's own files have ``changed``, no
     batch is blamed, and batches are tried again until the server is restarted.
@@ -54,13 +54,13 @@ class Admissions:
     def __init__(
         self,
         specs: Mapping[str, JobSpec],
-        hear: Hear,
+        on_event: OnEvent,
         say: Callable[[str], None],
         child: Callable[..., Child] = Child,
         changed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._specs = specs
-        self._hear = hear
+        self._on_event = on_event
         self._say = say
         self._child = child
         self._changed = changed
@@ -82,14 +82,14 @@ class Admissions:
         with self._lock:
             if self._later.pop(batch, None) is not None:
                 self._deaths.pop(batch, None)
-                self._hear(Left(batch, whole=False))
+                self._on_event(Left(batch, whole=False))
             for lane in (self._small, self._large):
                 if lane.job is not None and lane.job.batch == batch:
                     lane.kill()
                 elif any(job.batch == batch for job in lane.waiting):
                     lane.waiting = deque(job for job in lane.waiting if job.batch != batch)
                     self._deaths.pop(batch, None)
-                    self._hear(Left(batch, whole=False))
+                    self._on_event(Left(batch, whole=False))
 
     def look(self) -> None:
         """Called regularly: start the process for small inputs beforehand, and try again what is due."""
@@ -141,16 +141,16 @@ class Admissions:
                     self._say(f"{job.batch}: {note}")
                     return
                 case {"admitted": rows}:
-                    self._hear(Admitted(job.batch, rows))
+                    self._on_event(Admitted(job.batch, rows))
                 case {"refused": errors}:
-                    self._hear(Refused(job.batch, errors))
+                    self._on_event(Refused(job.batch, errors))
                 case {"later": sentence}:
                     self._say(f"{job.batch}: {sentence}; this is tried again")
                     self._later[job.batch] = time.monotonic() + FREED_SECONDS, job
                 case {"broken": sentence} if self._changed():
                     self._blame_own_files(job, sentence)
                 case {"broken": sentence}:
-                    self._hear(Broken(job.batch, sentence))
+                    self._on_event(Broken(job.batch, sentence))
             lane.job = None
             self._deaths.pop(job.batch, None)
             # After an unexpected error the process is replaced.
@@ -171,7 +171,7 @@ class Admissions:
                 deaths = self._deaths.pop(job.batch, 0) + 1
                 if killed or deaths >= MOST_DEATHS:
                     # If the service has asked to stop the batch, it ignores this.
-                    self._hear(Broken(job.batch, f"its rows could not be checked: {complaint}"))
+                    self._on_event(Broken(job.batch, f"its rows could not be checked: {complaint}"))
                 else:
                     self._say(f"{job.batch}: {complaint}; its rows are checked again")
                     self._deaths[job.batch] = deaths

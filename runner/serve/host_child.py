@@ -141,10 +141,10 @@ class _Host:
 
     def _listen(self) -> None:
         while (message := self._line.receive()) is not None:
-            self._hear(message)
+            self._handle(message)
         self._stop_at_once()
 
-    def _hear(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
             case {"run": batch, "directory": directory}:
                 wanted = _QueuedBatch(batch, Path(directory), time.monotonic())

@@ -53,12 +53,12 @@ class Link:
 class Child:
     """A process of the server, in a session of its own, so that a terminal's signals reach only the server.
 
-    ``hear`` is called with each message, and at the end ``ended`` with a sentence about how the process ended; both in a
-    thread of the server.
+    ``on_message`` is called with each message, and at the end ``on_end`` with a sentence about how the process ended;
+    both in a thread of the server.
     """
 
     def __init__(
-        self, module: str, asked: Mapping[str, Any], hear: Callable[[Message], None], ended: Callable[[str], None]
+        self, module: str, asked: Mapping[str, Any], on_message: Callable[[Message], None], on_end: Callable[[str], None]
     ) -> None:
         begin = BEGIN.format(path=[str(Path(entry or ".").absolute()) for entry in sys.path], module=module)
         with ExitStack() as opened:
@@ -81,7 +81,7 @@ class Child:
         self._line = Link(ours)
         # Sent as a message, since other users can see command lines.
         self._line.send(asked)
-        self._thread = threading.Thread(target=self._read, args=(hear, ended), name=module, daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(on_message, on_end), name=module, daemon=True)
         self._thread.start()
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -94,13 +94,13 @@ class Child:
         """Wait until the process has ended and all of its messages were handled."""
         self._thread.join()
 
-    def _read(self, hear: Callable[[Message], None], ended: Callable[[str], None]) -> None:
+    def _read(self, on_message: Callable[[Message], None], on_end: Callable[[str], None]) -> None:
         while (message := self._line.receive()) is not None:
-            hear(message)
+            on_message(message)
         code = self._process.wait()
         self._line.close()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        ended(f"its process {how}{last_line(self._output)}")
+        on_end(f"its process {how}{last_line(self._output)}")
 
 
 def server_link(descriptor: int) -> Link:

@@ -18,7 +18,7 @@ from outrider.runner.serve.admissions import Admissions, options_of
 from outrider.runner.serve.link import Child, Message
 from outrider.runner.serve.names import shown_to_clients
 from outrider.runner.serve.own_files import CHANGED
-from outrider.runner.serve.running import Answer, BatchJob, Broken, Failure, Hear, Left, Progress
+from outrider.runner.serve.running import Answer, BatchJob, Broken, Failure, Left, OnEvent, Progress
 from outrider.workers.errors import JobError
 
 LOOK_SECONDS = 0.5
@@ -38,7 +38,7 @@ class _Asked:
 
     entry: Mapping[str, Any]
     streamed: bool
-    hear: Callable[[Answer], None]
+    on_answer: Callable[[Answer], None]
     begun: bool = False
 
 
@@ -76,14 +76,14 @@ class ModelHosts:
     def __init__(
         self,
         specs: Mapping[str, JobSpec],
-        hear: Hear,
+        on_event: OnEvent,
         say: Callable[[str], None],
         turn: float,
         child: Callable[..., Child] = Child,
         changed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._models = {name: _Model(name, spec) for name, spec in specs.items()}
-        self._hear = hear
+        self._on_event = on_event
         self._say = say
         self._turn = turn
         self._child = child
@@ -92,7 +92,7 @@ class ModelHosts:
         self._answering = True
         self._requests = itertools.count()
         self._changed = changed
-        self._admissions = Admissions(specs, hear, say, child, changed)
+        self._admissions = Admissions(specs, on_event, say, child, changed)
         # Index of the model that was loaded last; the next turn begins after it.
         self._last = -1
         threading.Thread(target=self._run, name="turns", daemon=True).start()
@@ -117,21 +117,21 @@ class ModelHosts:
                 if model.batches.pop(batch, None) is None and not suspended:
                     continue
                 if suspended or model.child is None:
-                    self._hear(Left(batch, whole=False))
+                    self._on_event(Left(batch, whole=False))
                 else:
                     model.stopping.add(batch)
                     model.child.send({"stop": batch})
 
     def ask(
-        self, model: str, entry: Mapping[str, Any], streamed: bool, hear: Callable[[Answer], None]
+        self, model: str, entry: Mapping[str, Any], streamed: bool, on_answer: Callable[[Answer], None]
     ) -> Callable[[], None]:
         request = f"request-{next(self._requests)}"
         with self._lock:
             asked = self._models[model]
             if not self._answering:
-                hear(Answer(error=CLOSING))
+                on_answer(Answer(error=CLOSING))
                 return lambda: None
-            asked.asked[request] = _Asked(entry, streamed, hear)
+            asked.asked[request] = _Asked(entry, streamed, on_answer)
             if asked.child is not None and asked.state != LEAVING:
                 asked.child.send({"ask": request, "entry": entry, "streamed": streamed})
 
@@ -208,9 +208,9 @@ class ModelHosts:
         model.state, model.since, model.error, model.hopeless = LOADING, now, None, False
         model.ended_rows.clear()
         asked = {"options": options_of(model.spec), "name": model.name}
-        hear: Callable[[Message], None] = lambda said: self._hear_host(model, said)  # noqa: E731
+        on_message: Callable[[Message], None] = lambda said: self._handle_message(model, said)  # noqa: E731
         try:
-            model.child = self._child("host_child", asked, hear, lambda complaint: self._host_ended(model, complaint))
+            model.child = self._child("host_child", asked, on_message, lambda complaint: self._host_ended(model, complaint))
         except JobError as error:
             self._say(f"{model.name}: {error}; this is tried again")
             model.state, model.not_before = AWAY, now + PAUSE_SECONDS
@@ -220,7 +220,7 @@ class ModelHosts:
         for request, each in model.asked.items():
             model.child.send({"ask": request, "entry": each.entry, "streamed": each.streamed})
 
-    def _hear_host(self, model: _Model, said: Message) -> None:
+    def _handle_message(self, model: _Model, said: Message) -> None:
         with self._lock:
             match said:
                 case {"note": note}:
@@ -233,22 +233,22 @@ class ModelHosts:
                     if progress.done + progress.failed > model.ended_rows.get(batch, 1 << 62):
                         model.deaths = 0
                     model.ended_rows[batch] = progress.done + progress.failed
-                    self._hear(progress)
+                    self._on_event(progress)
                 case {"left": batch, "whole": whole}:
                     model.batches.pop(batch, None)
                     model.stopping.discard(batch)
-                    self._hear(Left(batch, whole))
+                    self._on_event(Left(batch, whole))
                 case {"waits": batch, "sentence": sentence}:
                     self._say(f"{model.name}: {sentence}")
                     if (job := model.batches.pop(batch, None)) is not None:
                         model.suspended[batch] = job
                     elif batch in model.stopping:
                         model.stopping.discard(batch)
-                        self._hear(Left(batch, whole=False))
+                        self._on_event(Left(batch, whole=False))
                 case {"broken": batch, "sentence": sentence}:
                     model.batches.pop(batch, None)
                     model.stopping.discard(batch)
-                    self._hear(Broken(batch, sentence))
+                    self._on_event(Broken(batch, sentence))
                 case {"answer": request}:
                     self._answer(model, request, said)
                 case {"error": sentence, "hopeless": hopeless}:
@@ -263,17 +263,17 @@ class ModelHosts:
         if answer.last:
             model.deaths = 0
             del model.asked[request]
-        asked.hear(answer)
+        asked.on_answer(answer)
 
     def _host_ended(self, model: _Model, complaint: str) -> None:
         with self._lock:
             expected, why = model.state == LEAVING or self._closing.is_set(), model.error or complaint
             model.state, model.child = AWAY, None
             for batch in model.stopping:
-                self._hear(Left(batch, whole=False))
+                self._on_event(Left(batch, whole=False))
             model.stopping.clear()
             for request in [request for request, asked in model.asked.items() if asked.begun]:
-                model.asked.pop(request).hear(Answer(error=GONE))
+                model.asked.pop(request).on_answer(Answer(error=GONE))
             if expected:
                 return
             if self._changed():
@@ -289,13 +289,13 @@ class ModelHosts:
             if model.deaths >= MOST_DEATHS:
                 told = shown_to_clients(why, model.spec.model, model.name)
                 for batch in model.batches:
-                    self._hear(Broken(batch, told))
+                    self._on_event(Broken(batch, told))
                 model.batches.clear()
                 self._refuse_all(model, Failure(500, told))
 
     def _refuse_all(self, model: _Model, error: Failure) -> None:
         for asked in model.asked.values():
-            asked.hear(Answer(error=error))
+            asked.on_answer(Answer(error=error))
         model.asked.clear()
 
 

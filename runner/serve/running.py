@@ -70,7 +70,7 @@ class Broken:
 
 
 Event = Admitted | Refused | Progress | Left | Broken
-Hear = Callable[[Event], None]
+OnEvent = Callable[[Event], None]
 
 
 class Failure(NamedTuple):
@@ -121,7 +121,7 @@ class Runner(Protocol):
         ...
 
     def ask(
-        self, model: str, entry: Mapping[str, Any], streamed: bool, hear: Callable[[Answer], None]
+        self, model: str, entry: Mapping[str, Any], streamed: bool, on_answer: Callable[[Answer], None]
     ) -> Callable[[], None]:
         """Answer a single request; the returned function withdraws it."""
         ...

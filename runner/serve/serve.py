@@ -77,7 +77,7 @@ def serve(spec: ServeSpec) -> None:
         sweep(store, folders)
         changed = OwnFiles().changed
         service = Service(
-            store, folders, list(specs), lambda hear: ModelHosts(specs, hear, _say, spec.turn, changed=changed)
+            store, folders, list(specs), lambda on_event: ModelHosts(specs, on_event, _say, spec.turn, changed=changed)
         )
         names = (*spec.hostname, spec.host)
         app = application(service, store, folders, keys, names, spec.most_upload << 20)

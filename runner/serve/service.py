@@ -41,8 +41,8 @@ from outrider.runner.serve.running import (
     BatchJob,
     Broken,
     Event,
-    Hear,
     Left,
+    OnEvent,
     Progress,
     Refused,
     Runner,
@@ -69,7 +69,7 @@ WAS_FULL = "the server's disk was full, or it could open no more files: rows tha
 
 
 @dataclass(slots=True)
-class Pace:
+class BatchPace:
     """A batch's progress, and its recent speed."""
 
     progress: Progress
@@ -106,7 +106,7 @@ class Service:
         store: Store,
         folders: Folders,
         models: Sequence[str],
-        runner: Callable[[Hear], Runner],
+        runner: Callable[[OnEvent], Runner],
         now: Callable[[], float] = time.time,
         boot_seconds: Callable[[], float] = _boot_seconds,
     ) -> None:
@@ -121,7 +121,7 @@ class Service:
         # None only wakes the thread.
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self.runner = runner(self._events.put)
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, BatchPace] = {}
         # Counted since the server's start, for the metrics.
         self._done = {"done": 0, "failed": 0, "tokens": 0, "proposed": 0, "accepted": 0}
         self._lock = threading.RLock()
@@ -285,7 +285,7 @@ class Service:
             draw_report(directory)
         return directory / REPORT
 
-    def pace(self, name: str) -> Pace | None:
+    def pace(self, name: str) -> BatchPace | None:
         return self._paces.get(name)
 
     def _with_counts(self, batch: Batch) -> dict[str, Any]:
@@ -373,7 +373,7 @@ class Service:
             case Progress(name):
                 counts = batch.shown["request_counts"]
                 begun = Progress(name, counts["completed"], counts["failed"], 0, 0, 0, 0.0)
-                pace = self._paces.setdefault(name, Pace(begun))
+                pace = self._paces.setdefault(name, BatchPace(begun))
                 self._count_for_metrics(pace.progress, event)
                 pace.add(event, time.monotonic())
             case Left(name, whole):

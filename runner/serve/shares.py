@@ -20,7 +20,7 @@ class _Sent:
     written: int
     proposed: int = 0
     accepted: int = 0
-    heard: bool = False
+    reported: bool = False
 
 
 class SentRows:
@@ -49,24 +49,24 @@ class SentRows:
             weight += len(some.tokens)
             own["tokens"] += len(some.tokens)
             if (sent := self._sent.get((replica, some.key))) is not None:
-                own += _first_heard(sent) + _new_candidates(sent, some)
+                own += _first_report(sent) + _new_candidates(sent, some)
                 sent.written = some.start + len(some.tokens)
         for each in ended:
             new, sent = 0, self._sent.pop((replica, each.key), None)
             # A row that was withdrawn has no entry.
             if isinstance(each, RowResult) and sent is not None:
-                own += _first_heard(sent) + _new_candidates(sent, each)
+                own += _first_report(sent) + _new_candidates(sent, each)
                 new = max(0, len(each.tokens) - sent.written)
             own["tokens"] += new
             weight += max(1, new)
         return weight, own
 
 
-def _first_heard(sent: _Sent) -> Counter[str]:
+def _first_report(sent: _Sent) -> Counter[str]:
     """With the first report of a row: the tokens that the target prefilled for it."""
-    if sent.heard:
+    if sent.reported:
         return Counter()
-    sent.heard = True
+    sent.reported = True
     return Counter(prompt_tokens=sent.prompt, resumed_tokens=sent.resumed)
 
 

@@ -38,12 +38,12 @@ async def answer(service: Service, request: Request, body: object) -> Response:
     answers: asyncio.Queue[Answer] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
-    def hear(answer: Answer) -> None:
+    def on_answer(answer: Answer) -> None:
         # The runner's thread may outlive the event loop.
         if not loop.is_closed():
             loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-    take_back = service.runner.ask(model, entry, streamed, hear)
+    take_back = service.runner.ask(model, entry, streamed, on_answer)
     first: Answer | None = None
     try:
         first = await _next(answers, request)

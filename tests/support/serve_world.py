@@ -24,7 +24,7 @@ from outrider.runner.serve.admission_child import foreign_rows
 from outrider.runner.serve.app import application
 from outrider.runner.serve.model_hosts import CLOSING
 from outrider.runner.serve.names import INPUT, Folders
-from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Failure, Hear, Left, Progress, Refused
+from outrider.runner.serve.running import Admitted, Answer, BatchJob, Broken, Failure, Left, OnEvent, Progress, Refused
 from outrider.runner.serve.service import Service
 from outrider.runner.serve.single_rows import StreamedText, failure_of
 from outrider.runner.serve.store import Store
@@ -39,8 +39,8 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
 class FakeRunner:
     """Batches whose rows say "fail" have those fail. ``held`` batches do no more rows than they are told to."""
 
-    def __init__(self, hear: Hear, at_once: bool = True) -> None:
-        self.hear = hear
+    def __init__(self, on_event: OnEvent, at_once: bool = True) -> None:
+        self.on_event = on_event
         self.at_once = at_once
         self.jobs: dict[str, BatchJob] = {}
         self.closed = False
@@ -50,7 +50,7 @@ class FakeRunner:
 
     def admit(self, job: BatchJob) -> None:
         if errors := list(foreign_rows(job.directory / INPUT, job.endpoint, job.model)):
-            self.hear(Refused(job.batch, errors))
+            self.on_event(Refused(job.batch, errors))
             return
         rows: list[StoredRow | FailedRow] = []
         for number, row in enumerate(read_rows(Source(job.directory / INPUT))):
@@ -60,7 +60,7 @@ class FakeRunner:
         with closing(Journal(job.directory / JOURNAL)) as journal:
             if not journal.filled:
                 journal.fill(rows, (), {"identity": {}})
-        self.hear(Admitted(job.batch, len(rows)))
+        self.on_event(Admitted(job.batch, len(rows)))
 
     def run(self, job: BatchJob) -> None:
         self.jobs[job.batch] = job
@@ -77,10 +77,10 @@ class FakeRunner:
             done = [(row.row, result_record(row, [_result(row)], job.model)) for row in rows if row not in fails]
             journal.record(done, [(row.row, error_record(row, "invalid_request", "it fails")) for row in fails])
             counts = journal.counts()
-        self.hear(Progress(batch, counts.done, counts.failed, 3 * counts.done, 2 * counts.done, counts.done, 1.0))
+        self.on_event(Progress(batch, counts.done, counts.failed, 3 * counts.done, 2 * counts.done, counts.done, 1.0))
         if not counts.pending:
             del self.jobs[batch]
-            self.hear(Left(batch, whole=True))
+            self.on_event(Left(batch, whole=True))
 
     @staticmethod
     def _all(journal: Journal) -> list[StoredRow]:
@@ -91,35 +91,35 @@ class FakeRunner:
 
     def break_down(self, batch: str) -> None:
         del self.jobs[batch]
-        self.hear(Broken(batch, "the model is gone"))
+        self.on_event(Broken(batch, "the model is gone"))
 
     def stop(self, batch: str) -> None:
         if self.jobs.pop(batch, None) is not None:
-            self.hear(Left(batch, whole=False))
+            self.on_event(Left(batch, whole=False))
 
     def ask(
-        self, model: str, entry: Mapping[str, Any], streamed: bool, hear: Callable[[Answer], None]
+        self, model: str, entry: Mapping[str, Any], streamed: bool, on_answer: Callable[[Answer], None]
     ) -> Callable[[], None]:
         self.asked.append(entry)
         chat = entry["url"].endswith("chat/completions")
         body = entry["body"]
         if body.get("prompt") == "refuse":
-            hear(Answer(error=Failure(400, '"prompt" is not liked')))
+            on_answer(Answer(error=Failure(400, '"prompt" is not liked')))
         elif body.get("prompt") == "too long":
-            hear(Answer(error=failure_of("context_length_exceeded", "shorten it")))
+            on_answer(Answer(error=failure_of("context_length_exceeded", "shorten it")))
         elif body.get("prompt") in ("never", "begun"):
-            self.open.append(hear)
+            self.open.append(on_answer)
             if body["prompt"] == "begun":
-                hear(Answer([{"index": 0, "text": "one ", "reasoning": None}]))
+                on_answer(Answer([{"index": 0, "text": "one ", "reasoning": None}]))
         else:
             if body.get("tools"):
-                self._call(streamed, hear)
+                self._call(streamed, on_answer)
                 return lambda: None
             if streamed:
-                hear(Answer([{"index": 0, "text": "one ", "reasoning": None}]))
-                hear(Answer([{"index": 0, "text": "two", "reasoning": None}]))
+                on_answer(Answer([{"index": 0, "text": "one ", "reasoning": None}]))
+                on_answer(Answer([{"index": 0, "text": "two", "reasoning": None}]))
             last = [{"index": 0, "text": "", "reasoning": None, "finish_reason": "stop"}] if streamed else []
-            hear(Answer(last, record=_body(chat)))
+            on_answer(Answer(last, record=_body(chat)))
 
         def take_back() -> None:
             self.taken_back += 1
@@ -127,7 +127,7 @@ class FakeRunner:
         return take_back
 
     @staticmethod
-    def _call(streamed: bool, hear: Callable[[Answer], None]) -> None:
+    def _call(streamed: bool, on_answer: Callable[[Answer], None]) -> None:
         """As a model's process does: pieces, and what is left in the last."""
         text = f"Let me see.\n{CALL}\n{CALL}"
         row = StoredRow(0, "single", 0, "chat", {"stop": [], "tools": ["hermes", ["f"], "auto"]}, (1, 2))
@@ -138,16 +138,16 @@ class FakeRunner:
             for length in range(4, len(text), 4):
                 grown = stream.grown(text[:length])
                 if grown.content:
-                    hear(Answer([{"index": 0, "text": grown.content, "reasoning": None}]))
+                    on_answer(Answer([{"index": 0, "text": grown.content, "reasoning": None}]))
             rest = stream.rest(None, message["content"])
             assert rest is not None
             pieces = [{"index": 0, "text": rest.content, "reasoning": None, "tool_calls": message["tool_calls"]}]
             pieces[0]["finish_reason"] = body["choices"][0]["finish_reason"]
-        hear(Answer(pieces, record=body))
+        on_answer(Answer(pieces, record=body))
 
     def refuse_requests(self) -> None:
-        for hear in self.open:
-            hear(Answer(error=CLOSING))
+        for on_answer in self.open:
+            on_answer(Answer(error=CLOSING))
 
     def state(self) -> Mapping[str, str]:
         return dict.fromkeys(MODELS, "loaded")
@@ -195,8 +195,8 @@ class World:
         self.time = self.boot_seconds = time.time()
         self.runners: list[FakeRunner] = []
 
-        def runner(hear: Hear) -> FakeRunner:
-            self.runners.append(FakeRunner(hear, at_once))
+        def runner(on_event: OnEvent) -> FakeRunner:
+            self.runners.append(FakeRunner(on_event, at_once))
             return self.runners[0]
 
         self.service = Service(self.store, self.folders, models, runner, lambda: self.time, lambda: self.boot_seconds)

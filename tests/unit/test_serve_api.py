@@ -352,7 +352,7 @@ def test_what_another_process_takes_up_is_counted_once(world: World, client: Tes
     batch = client.post("/v1/batches", json=asked).json()["id"]
     until(lambda: batch in world.runner.jobs, "run of the batch")
     for figures in ((2, 0, 20, 8, 4, 1.0), (4, 1, 50, 20, 10, 2.0), (4, 1, 0, 0, 0, 0.0), (7, 1, 30, 12, 6, 1.0)):
-        world.runner.hear(Progress(batch, *figures))
+        world.runner.on_event(Progress(batch, *figures))
     until(lambda: client.get(f"/v1/batches/{batch}").json()["request_counts"]["completed"] == 7, "seven rows")
     lines = client.get("/metrics").text.splitlines()
     assert 'outrider_rows_total{outcome="completed"} 7' in lines

@@ -352,7 +352,7 @@ def test_a_check_that_was_ended_on_purpose_is_no_error(
     stopped, broken = created(world), created(world)
     world.service.cancel(stopped)
     for name in (stopped, broken):
-        world.runner.hear(Broken(name, "its rows could not be checked: its process was killed by signal 9"))
+        world.runner.on_event(Broken(name, "its rows could not be checked: its process was killed by signal 9"))
     world.service.handle_events()
     until(lambda: [status_of(world, name) for name in (stopped, broken)] == ["cancelled", "failed"], "end of both")
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [broken]

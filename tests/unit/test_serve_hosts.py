@@ -41,9 +41,9 @@ class FakeChild:
     made: list[FakeChild]
 
     def __init__(
-        self, module: str, asked: Mapping[str, Any], hear: Callable[[Any], None], ended: Callable[[str], None]
+        self, module: str, asked: Mapping[str, Any], on_message: Callable[[Any], None], on_end: Callable[[str], None]
     ) -> None:
-        self.module, self.asked, self.hear, self.ended = module, asked, hear, ended
+        self.module, self.asked, self.on_message, self.on_end = module, asked, on_message, on_end
         self.sent: list[Mapping[str, Any]] = []
         self.alive, self.killed = True, False
         FakeChild.made.append(self)
@@ -59,7 +59,7 @@ class FakeChild:
     def end(self, complaint: str = "its process was killed by signal 9") -> None:
         if self.alive:
             self.alive = False
-            self.ended(complaint)
+            self.on_end(complaint)
 
     def wait(self) -> None:
         if self.killed:
@@ -108,11 +108,11 @@ def test_admissions_come_one_after_the_other_in_a_process_that_stays() -> None:
     [asked] = child.sent
     assert (asked["admit"], asked["model"]) == ("first", "small")
     assert asked["options"]["input"] == "/data/batches/first/input.jsonl"
-    child.hear({"note": "reading"})
-    child.hear({"admitted": 5})
+    child.on_message({"note": "reading"})
+    child.on_message({"admitted": 5})
     assert world.heard == [Admitted("first", 5)]
     assert world.said == ["first: reading"]
-    child.hear({"refused": [{"code": "x"}]})
+    child.on_message({"refused": [{"code": "x"}]})
     assert world.heard[-1] == Refused("second", [{"code": "x"}])
     world.hosts.admit(job("third", "large"))
     assert FakeChild.made == [child] and child.alive
@@ -138,8 +138,8 @@ def test_a_small_input_does_not_wait_for_a_large_one(tmp_path: Path) -> None:
     world.hosts.admit(job("small"))
     first, second = FakeChild.made
     assert ([each["admit"] for each in first.sent], [each["admit"] for each in second.sent]) == (["large"], ["small"])
-    second.hear({"admitted": 1})
-    first.hear({"admitted": 9})
+    second.on_message({"admitted": 1})
+    first.on_message({"admitted": 9})
     assert world.heard == [Admitted("small", 1), Admitted("large", 9)]
     assert (first.killed, second.killed) == (True, False), "memory is not held for large ones that may never come"
 
@@ -152,7 +152,7 @@ def test_a_process_that_is_about_to_end_is_given_no_other(tmp_path: Path) -> Non
     first, second, third = (BatchJob(name, "small", "/v1/completions", tmp_path) for name in ("first", "second", "third"))
     world.hosts.admit(first)
     leaving = world.child()
-    leaving.hear({"admitted": 9})
+    leaving.on_message({"admitted": 9})
     assert leaving.killed
     world.hosts.admit(second)
     world.hosts.admit(third)
@@ -169,7 +169,7 @@ def test_the_one_behind_a_batch_that_is_stopped_as_its_check_ends_is_checked() -
     world.hosts.admit(job("second"))
     leaving = world.child()
     world.hosts.stop("first")
-    leaving.hear({"admitted": 9})
+    leaving.on_message({"admitted": 9})
     world.hosts._admissions.look()
     assert [each["admit"] for each in leaving.sent] == ["first"]
     leaving.end()
@@ -189,7 +189,7 @@ def test_a_batch_over_which_its_process_dies_is_checked_again_and_given_up_at_th
     assert world.heard == []
     assert world.said == ["batch: its process was killed by signal 9; its rows are checked again"]
     assert [each["admit"] for each in world.child().sent] == ["second"], "in another process, and it does not wait"
-    world.child().hear({"admitted": 1})
+    world.child().on_message({"admitted": 1})
     for deaths in (1, 2):
         now += deaths * admissions.PAUSE_SECONDS - 0.1
         world.hosts._admissions.look()
@@ -216,7 +216,7 @@ def test_a_batch_is_not_to_blame_for_files_of_the_program_that_have_changed(monk
         world.child().end("its process ended with exit code 1 (ImportError: …)")
         now += FREED_SECONDS
         world.hosts._admissions.look()
-    world.child().hear({"broken": "the process that reads models died"})
+    world.child().on_message({"broken": "the process that reads models died"})
     assert world.heard == []
     assert world.said[0] == (
         "batch: its process ended with exit code 1 (ImportError: …); outrider's own files have changed since this server "
@@ -250,7 +250,7 @@ def test_deaths_over_a_batch_that_was_checked_after_all_are_forgotten(monkeypatc
             world.child().end()
             now += 1000.0
             world.hosts._admissions.look()
-        world.child().hear({"admitted": 1})
+        world.child().on_message({"admitted": 1})
     assert world.heard == [Admitted("batch", 1)] * 3
 
 
@@ -271,7 +271,7 @@ def test_a_process_that_has_stumbled_admits_no_other() -> None:
     world.hosts.admit(job())
     world.hosts.admit(job("second"))
     first = world.child()
-    first.hear({"broken": "the process that reads models died"})
+    first.on_message({"broken": "the process that reads models died"})
     assert world.heard == [Broken("batch", "the process that reads models died")]
     assert first.killed and [each["admit"] for each in first.sent] == ["batch"]
     first.end()
@@ -285,10 +285,10 @@ def test_what_a_full_disk_kept_from_being_checked_is_checked_again(monkeypatch: 
     for name in ("first", "second", "third"):
         world.hosts.admit(job(name))
     child = world.child()
-    child.hear({"later": "the disk is full"})
-    child.hear({"later": "the disk is full"})
+    child.on_message({"later": "the disk is full"})
+    child.on_message({"later": "the disk is full"})
     assert world.said == [f"{name}: the disk is full; this is tried again" for name in ("first", "second")]
-    child.hear({"admitted": 1})
+    child.on_message({"admitted": 1})
     assert world.heard == [Admitted("third", 1)], "it did not wait for those"
     world.hosts.stop("second")
     assert world.heard[-1] == Left("second", whole=False)
@@ -404,14 +404,14 @@ def test_a_batch_that_was_begun_with_other_options_waits_and_keeps_no_model() ->
     world = Hosts()
     world.hosts.run(job("batch"))
     world.look()
-    world.child().hear(said[0])
+    world.child().on_message(said[0])
     assert world.said == ["small: batch waits: temperature: 0.0 then, 0.5 now"] and world.heard == []
     assert not world.hosts._models["small"].wanted
     world.hosts.stop("batch")
     assert world.heard == [Left("batch", whole=False)], "when its window is over, or it is cancelled"
     world.hosts.run(job("other"))
     world.hosts.stop("other")
-    world.child().hear({"waits": "other", "sentence": "other waits"})
+    world.child().on_message({"waits": "other", "sentence": "other waits"})
     assert world.heard[-1] == Left("other", whole=False), "it was stopped as it was taken up"
 
 
@@ -442,7 +442,7 @@ def test_one_model_is_loaded_before_anybody_asks() -> None:
     world.look()
     assert world.child().asked == {"options": {"input": "-", "model": "/models/only"}, "name": "only"}
     assert world.hosts.state() == {"only": "loading"}
-    world.child().hear({"up": 1})
+    world.child().on_message({"up": 1})
     assert world.hosts.state() == {"only": "loaded"}
 
 
@@ -453,7 +453,7 @@ def test_a_model_keeps_the_machine_for_its_turn_and_then_gives_it_up(monkeypatch
     world.look()
     small = world.child()
     assert small.sent == [{"run": "first", "directory": "/data/batches/first"}]
-    small.hear({"up": 1})
+    small.on_message({"up": 1})
     world.hosts.run(job("second", "large"))
     world.look(50)
     assert {"close": "at once"} not in small.sent
@@ -462,8 +462,8 @@ def test_a_model_keeps_the_machine_for_its_turn_and_then_gives_it_up(monkeypatch
     world.look()
     large = world.child()
     assert large.asked["name"] == "large"
-    large.hear({"up": 1})
-    large.hear({"left": "second", "whole": True})
+    large.on_message({"up": 1})
+    large.on_message({"left": "second", "whole": True})
     world.look()
     assert large.sent[-1] == {"close": "at once"}, "it has nothing to do, and another one has"
     world.look()
@@ -482,7 +482,7 @@ def test_a_process_that_dies_is_started_again_with_what_it_had(monkeypatch: pyte
     world.look()
     world.hosts.ask("only", {"url": "/v1/completions"}, True, begun.append)
     first = world.child()
-    first.hear({"answer": "request-1", "pieces": [{"index": 0, "text": "a"}]})
+    first.on_message({"answer": "request-1", "pieces": [{"index": 0, "text": "a"}]})
     first.end()
     assert begun[-1].error is not None and begun[-1].error[0] == 503, "what was told cannot be told again"
     world.look(0.5)
@@ -490,7 +490,7 @@ def test_a_process_that_dies_is_started_again_with_what_it_had(monkeypatch: pyte
     world.look(5)
     again = world.child()
     assert [set(message) & {"run", "ask"} for message in again.sent] == [{"run"}, {"ask"}]
-    again.hear({"answer": "request-0", "record": {"id": 1}})
+    again.on_message({"answer": "request-0", "record": {"id": 1}})
     assert answers == [Answer(record={"id": 1})]
 
 
@@ -537,9 +537,9 @@ def test_one_that_dies_again_and_again_gives_its_batches_up(monkeypatch: pytest.
         assert world.heard == [] or not any(isinstance(each, Broken) for each in world.heard), f"after {death} deaths"
         if death == MOST_DEATHS - 2:
             # A row has ended in between: it is not hopeless.
-            world.child().hear({"progress": "batch", "figures": [1, 0, 5, 0, 0, 1.0]})
-            world.child().hear({"progress": "batch", "figures": [2, 0, 9, 0, 0, 1.0]})
-        world.child().hear({"error": "no core is free", "hopeless": False})
+            world.child().on_message({"progress": "batch", "figures": [1, 0, 5, 0, 0, 1.0]})
+            world.child().on_message({"progress": "batch", "figures": [2, 0, 9, 0, 0, 1.0]})
+        world.child().on_message({"error": "no core is free", "hopeless": False})
         world.child().end()
     assert world.heard[:2] == [Progress("batch", 1, 0, 5, 0, 0, 1.0), Progress("batch", 2, 0, 9, 0, 0, 1.0)]
     assert world.heard[2:] == [Broken("batch", "no core is free")]
@@ -567,7 +567,7 @@ def test_a_model_that_cannot_be_used_is_not_tried_again_for_the_same_batch() -> 
     world = Hosts("only")
     world.hosts.run(job("batch", "only"))
     world.look()
-    world.child().hear({"error": "/models/only is gone", "hopeless": True})
+    world.child().on_message({"error": "/models/only is gone", "hopeless": True})
     world.child().end()
     assert world.heard == [Broken("batch", "only is gone")]
     assert world.said == ["only: /models/only is gone; it is started again"], "where it lies, no client reads"
@@ -580,7 +580,7 @@ def test_a_model_whose_process_dies_of_changed_files_keeps_its_batches(monkeypat
     world.hosts.run(job("batch", "only"))
     for _ in range(MOST_DEATHS + 1):
         world.look(model_hosts.LONGEST_PAUSE)
-        world.child().hear({"error": "no such file", "hopeless": True})
+        world.child().on_message({"error": "no such file", "hopeless": True})
         world.child().end()
     assert world.heard == [] and "have changed" in world.said[0]
     answers: list[Answer] = []
@@ -638,7 +638,7 @@ def test_open_requests_are_refused_and_batches_go_on() -> None:
     assert world.child().sent[-2:] == [{"take_back": "request-0"}, {"take_back": "request-1"}]
     world.hosts.ask("only", {}, False, answers.append)
     assert answers == [Answer(error=model_hosts.CLOSING)] * 3 and len(world.child().sent) == 5
-    world.child().hear({"left": "batch", "whole": True})
+    world.child().on_message({"left": "batch", "whole": True})
     assert world.heard == [Left("batch", whole=True)]
 
 
