@@ -73,6 +73,7 @@ def of_floats(mode: str) -> Callable[[str, torch.Tensor], Packed]:
 
 
 SINGLE = re.compile(r"(.*?)(\.experts)\.(\d+)\.(\w+)\.(\w+)")
+TWO = {"up_proj": "fc1", "down_proj": "fc2"}
 OURS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
@@ -93,12 +94,18 @@ def as_mlx_has_it(name: str, tensors: Tensors) -> Tensors:
         single = SINGLE.fullmatch(key)
         if single is not None:
             block, _, number, matrix, part = single.groups()
+            matrix = TWO[matrix] if name.startswith("nemotron-h") else matrix
             apart.setdefault(f"{block}.{experts}.{OURS.get(matrix, matrix)}.{part}", {})[int(number)] = value
         elif key.endswith(("conv.conv.weight", "conv1d.weight")):
             found[key] = value.transpose(1, 2)
         elif name == "lfm2-moe" and ".feed_forward.w" in key:
             block, _, rest = key.partition(".feed_forward.")
             found[f"{block}.feed_forward.{OURS[rest[:2]]}{rest[2:]}"] = value
+        elif name == "granite-mamba" and ".shared_mlp." in key:
+            block, _, rest = key.partition(".shared_mlp.")
+            parts = value.chunk(2) if rest.startswith("input") else [value]
+            names = ("gate_proj", "up_proj") if rest.startswith("input") else ("down_proj",)
+            found |= {f"{block}.mlp.{each}.{rest.partition('.')[2]}": part for each, part in zip(names, parts, strict=True)}
         elif name == "qwen3-next" and key.endswith(WHOLE_NORMS):
             found[key] = value + 1
         else:

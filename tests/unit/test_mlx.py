@@ -115,10 +115,19 @@ def test_experts_lie_together_and_taps_turned_round(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [("dots1", {}), ("afmoe", {}), ("lfm2-moe", {}), ("qwen3-next", {"head_dim": 32})]
+    ("name", "changes"),
+    [
+        ("dots1", {}),
+        ("afmoe", {}),
+        ("lfm2-moe", {}),
+        ("qwen3-next", {"head_dim": 32}),
+        ("nemotron-h-moe-plain", {"head_dim": 32}),
+        ("granite-mamba", {"mamba_n_groups": 1}),
+    ],
 )
 def test_families_have_names_and_norms_of_their_own(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """Experts by another name, LFM2's layers without experts, Qwen3-Next's norms with their one and its taps."""
+    """Experts by another name, LFM2's layers without experts, Qwen3-Next's norms with their one and its taps,
+    Nemotron's two matrices, Granite's layer that stands alone with gate and up apart."""
     model = mlx_model(tmp_path, name, affine(4), FOUR, changes=changes)
     check(model)
     assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights

@@ -15,6 +15,7 @@ from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.families import build_program
 from outrider.workers.models.families.latent import BEHIND_EXPERTS, BY_HEADS, CORRECTIONS
+from outrider.workers.models.families.mixtures import FUSED
 from outrider.workers.models.formats.keeping import AsItComes, EightBitFloats
 from outrider.workers.models.formats.mlx import Mlx
 from outrider.workers.models.formats.mlx_families import FIRST_HEAD
@@ -93,6 +94,8 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
         values = values | {CORRECTIONS: False}
     if any(name.endswith(FIRST_HEAD) for name in checkpoint.names):
         values = values | {BY_HEADS: True}
+    if values.get("model_type") == "granitemoehybrid" and "model.layers.0.mlp.gate_proj.weight" in checkpoint.names:
+        values = values | {FUSED: False}
     program = build_program(values, format, precision.group, str(file), keeping, states)
     sources = _sources(program.weights)
     for source in sources:

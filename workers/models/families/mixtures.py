@@ -192,6 +192,10 @@ def _beside(config: Config) -> int:
     return config.whole("shared_intermediate_size", 0)
 
 
+# Set where what stands beside the experts, or alone, has gate and up apart.
+FUSED = "fused_projections"
+
+
 def granitemoehybrid(config: Config, begin: Begin) -> Program:
     """Granite 4: Mamba 2 in most layers or in none, what stands beside the experts, and no experts where there are 0."""
     sizes = read_sizes(config)
@@ -243,12 +247,12 @@ def _granite_style(config: Config, sizes: Sizes, shared: int) -> Style:
 
 def _granite_experts(config: Config, sizes: Sizes, shared: int, scale: float) -> Mixer:
     function, names = activation(config, "hidden_act", "silu"), ("input_linear", "input_linear", "output_linear")
-    fused = config.flag("fused_projections", True)
-    if not fused:  # in GGUF files
+    fused = config.flag(FUSED, True)
+    if not fused:  # in GGUF files, and MLX's of models without experts
         names = ("gate_proj", "up_proj", "down_proj")
     if shared and config.get("num_local_experts") == 0:
         config.get("num_experts_per_tok")
-        # In GGUF files this one, which stands alone, has the usual name.
+        # There this one, which stands alone, has the usual name.
         prefix = "shared_mlp." if fused else "mlp."
         layer = Experts(0, 0, 0, function, AMONG_CHOSEN, sparse=lambda layer: False, prefix=prefix)
         return mixture(replace(sizes, ffn=shared), replace(layer, dense_names=names, dense_scale=scale))

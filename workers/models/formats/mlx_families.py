@@ -21,13 +21,13 @@ FAMILIES = frozenset(
         *("gemma3_text", "phi", "phi3", "phimoe", "granite", "granitemoe", "smollm3", "olmo2", "olmo3", "olmoe", "glm4"),
         *("glm4_moe", "cohere", "cohere2", "exaone4", "ernie4_5", "lfm2", "stablelm", "starcoder2", "nemotron", "apertus"),
         *("hunyuan_v1_dense", "seed_oss", "solar_open", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "dots1", "afmoe"),
-        *("lfm2_moe", "gpt_oss", "qwen3_next", "mellum"),
+        *("lfm2_moe", "gpt_oss", "qwen3_next", "mellum", "granitemoehybrid", "nemotron_h"),
     )
 )
 # Families whose norms are stored as w elsewhere and as 1 + w by mlx-lm.
 WITH_WHOLE_NORMS = frozenset(("qwen3_next",))
 
-STACKED = re.compile(r"(.*)\.(?:switch_mlp|experts)\.(gate_proj|up_proj|down_proj)\.(weight|scales|biases|bias)")
+STACKED = re.compile(r"(.*)\.(?:switch_mlp|experts)\.(gate_proj|up_proj|down_proj|fc1|fc2)\.(weight|scales|biases|bias)")
 HEADS = re.compile(r"(.*\.(?:embed_q|unembed_out))\.(weight|scales|biases)")
 OF_A_HEAD = re.compile(r"(.*\.(?:embed_q|unembed_out))\.\d+")
 FIRST_HEAD = ".embed_q.0.weight"
@@ -35,6 +35,8 @@ FIRST_HEAD = ".embed_q.0.weight"
 DENSE = re.compile(r"(.*\.feed_forward)\.(gate_proj|up_proj|down_proj)\.(\w+)")
 # The names of an expert's matrices in Mixtral and LFM2 (other_names.py).
 OTHER_MATRICES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+# Those of Nemotron's two matrices, by mlx-lm's names.
+OF_TWO = {"fc1": "up_proj", "fc2": "down_proj"}
 WITH_OTHER_MATRICES = ("block_sparse_moe", "feed_forward")
 OF_AN_EXPERT = re.compile(r"(.*)\.experts\.\d+\.(\w+)")
 WITH_GATES = (("gate_proj", "up_proj"), ("w1", "w3"))
@@ -47,7 +49,9 @@ def names_in_mlx(module: str) -> Iterator[str]:
     block, _, last = module.rpartition(".")
     if found := OF_AN_EXPERT.fullmatch(module):
         matrix = _usual(found[2])
-        yield f"{found[1]}.switch_mlp.{matrix}"
+        yield from (
+            f"{found[1]}.switch_mlp.{name}" for name in (matrix, *(two for two, one in OF_TWO.items() if one == matrix))
+        )
         yield f"{found[1]}.experts.{matrix}"
     elif found := OF_A_HEAD.fullmatch(module):
         yield found[1]
@@ -85,6 +89,7 @@ def as_transformers_names(entries: Mapping[str, Entry]) -> dict[str, Entry]:
             found[name] = replace(entry, shape=(entry.shape[0], 1, entry.shape[1]))
         elif stacked is not None and len(entry.shape) == (2 if stacked[3] == "bias" else 3):
             block, matrix, part = stacked.groups()
+            matrix = OF_TWO.get(matrix, matrix)
             matrix = OTHER_MATRICES[matrix] if block.endswith(WITH_OTHER_MATRICES) else matrix
             found |= _apart(entry, f"{block}.experts.{{}}.{matrix}.{part}")
         elif (heads := HEADS.fullmatch(name)) is not None and len(entry.shape) == 3:
