@@ -213,6 +213,25 @@ def mamba(groups: int, before: Callable[[Tensors], Tensors] = lambda tensors: te
     return prepare
 
 
+def kimi_linear(heads: int, plain: int) -> Callable[[Tensors], Tensors]:
+    """Taps in four dimensions, the exponential of A_log, experts by the usual names, keys and values apart."""
+
+    def prepare(tensors: Tensors) -> Tensors:
+        found: Tensors = {}
+        for name, values in heads_apart(heads, plain)(tensors).items():
+            if name.endswith("_conv1d.weight"):
+                values = values[None]
+            elif name.endswith(".A_log"):
+                values = -np.exp(values)
+            name = name.replace(".block_sparse_moe.", ".mlp.").replace("dt_bias", "dt_proj.bias")
+            for theirs, usual in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+                name = name.replace(f".{theirs}.", f".{usual}.")
+            found[name] = values
+        return found
+
+    return prepare
+
+
 def granite_alone(heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
     """Granite's layer that stands beside experts, where there are none."""
 

@@ -21,6 +21,7 @@ from gguf_converter import (
     granite_alone,
     granite_swa,
     hy_v3,
+    kimi_linear,
     mamba,
 )
 from gguf_models import mostly
@@ -633,6 +634,20 @@ CASES = {
         mamba(2),
         exact=False,
     ),
+    "kimi-linear": Case(
+        "kimi-linear",
+        "kimi-linear",
+        BASE
+        | EPSILON
+        | {"block_count": 4, "attention.head_count_kv": [0, 1, 0, 0], "kda.head_dim": 32, "ssm.conv_kernel": 3}
+        | {"attention.kv_lora_rank": 24, "attention.key_length": 32, "attention.key_length_mla": 24}
+        | {"attention.value_length_mla": 16, "rope.dimension_count": 8, "expert_count": 8, "expert_used_count": 3}
+        | {"expert_feed_forward_length": 40, "expert_shared_count": 2, "leading_dense_block_count": 1}
+        | {"expert_group_count": 4, "expert_group_used_count": 2, "expert_gating_func": 2, "expert_weights_scale": 2.446},
+        {"linear_num_heads": 6},
+        kimi_linear(6, 16),
+        exact=False,
+    ),
     "qwen3next": Case(
         "qwen3-next",
         "qwen3next",
@@ -856,6 +871,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"expert_group_count": 2},
         "'nemotron_h_moe.expert_group_count': 2, which",
     ),
+    "Kimi's scores": ("kimi-linear", {"expert_gating_func": 1}, "'kimi-linear.expert_gating_func': 1, which"),
+    "Kimi's turned columns": ("kimi-linear", {"rope.dimension_count": 24}, "'kimi-linear.rope.dimension_count': 24, which"),
     "heads that do not divide": ("qwen35moe", {"ssm.group_count": 3}, "a delta net of 3 heads of keys and 4 of values"),
     "different heads of keys": ("lfm2moe", {"attention.head_count_kv": [0, 2, 0, 1]}, "'lfm2moe.attention.head_count_kv'"),
     "one number of heads of keys": ("lfm2", {"attention.head_count_kv": 2}, "where a value of another kind is needed"),

@@ -47,10 +47,13 @@ UNUSED = ("rope_theta", "rope_scaling", "rope_parameters", "num_nextn_predict_la
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
+    """``flat_rates``: A_log is a plain vector, as in GGUF files."""
+
     heads: int
     size: int
     taps: int
     epsilon: float
+    flat_rates: bool
 
 
 def kimi_linear(config: Config, begin: Begin) -> Program:
@@ -69,6 +72,7 @@ def kimi_linear(config: Config, begin: Begin) -> Program:
         said.size("linear_head_dim", 128),
         said.size("linear_conv_kernel_dim", 4),
         sizes.epsilon,
+        said.flag("flat_rates", False),
     )
     full = latent_attention(sizes, read_latent(said, sizes, query_rank=None, plain=128, value=128, turns=False))
     sparse = sparse_layers(said, sizes.layers, said.whole("first_k_dense_replace", 1))
@@ -125,7 +129,7 @@ def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, residua
         key,
         value,
         rates,
-        decay=Tensor(f"{names.prefix}A_log", (net.heads,), stored=(1, 1, net.heads, 1)),
+        decay=Tensor(f"{names.prefix}A_log", (net.heads,), stored=() if net.flat_rates else (1, 1, net.heads, 1)),
         shift=Tensor(f"{names.prefix}dt_bias", (width,)),
         heads=net.heads,
         kv_heads=net.heads,

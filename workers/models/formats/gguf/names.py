@@ -27,11 +27,12 @@ OF_HEADS = re.compile(r"blk\.\d+\.attn_[kv]_b\.weight")
 # Gemma 3n: a matrix for each stream but the first.
 OF_STREAMS = re.compile(r"altup_(?:unembd_)?proj\.weight")
 # A vector here, and a matrix of one row to families; then the other way round, and matrices of one column, or of a row for
-# each group, that are vectors; and taps that families have in three dimensions.
+# each group, that are vectors; and taps that families have in three dimensions, of queries, keys and values in four here.
 SHARED_GATE = "ffn_gate_inp_shexp.weight"
 CORRECTIONS = "exp_probs_b.bias"
 COLUMNS = (".ssm_a", ".ssm_d")
 OF_GROUPS = "ssm_norm.weight"
+TAPS_OF_PARTS = ("ssm_conv1d_q.weight", "ssm_conv1d_k.weight", "ssm_conv1d_v.weight")
 TAPS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
@@ -124,8 +125,10 @@ def _family_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[1:]
     if (NORMS.fullmatch(name) or name.endswith(OF_GROUPS)) and len(shape) == 2:
         return (prod(shape),)
-    if name.endswith(COLUMNS) and len(shape) == 2 and shape[1] == 1:
-        return shape[:1]
+    if name.endswith(COLUMNS) and len(shape) > 1 and prod(shape) == max(shape):
+        return (prod(shape),)
+    if name.endswith(TAPS_OF_PARTS) and len(shape) == 4 and shape[0] == 1:
+        return shape[1:]
     if name.endswith(TAPS) and len(shape) == 2:
         return (shape[0], 1, shape[1])
     return shape
