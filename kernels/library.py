@@ -1,6 +1,6 @@
-"""The compiled library and its C interface: where it lies, its structures and functions, its refusals as exceptions.
+"""Loads the compiled library, and declares its C interface: structures, functions, and statuses as exceptions.
 
-ctypes lets go of the interpreter lock during every call.
+ctypes releases Python's global interpreter lock during every call.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def library_path() -> Path | None:
-    """Where the library lies: an editable install leaves it in site-packages, away from these sources.
+    """The path of the library; an editable install has it in site-packages, not beside these sources.
 
     OUTRIDER_LIBRARY names another build of it, such as one with sanitizers.
     """
@@ -314,13 +314,13 @@ def load() -> ctypes.CDLL:
 
 
 def _check_length(path: Path) -> None:
-    """Refuse an ELF file that was cut short, as on a full disk: to load one may end the process with SIGBUS."""
+    """Refuse a truncated ELF file (a full disk leaves one), since loading it may end the process with SIGBUS."""
     with path.open("rb") as file:
         header = file.read(64)
         there = os.fstat(file.fileno()).st_size
-    if len(header) < 64 or not header.startswith(b"\x7fELF\x02\x01"):  # of 64 bits, the lowest byte first
+    if len(header) < 64 or not header.startswith(b"\x7fELF\x02\x01"):  # 64 bits, little endian
         return
-    # Linkers put the table of sections last.
+    # The section table is at the end of the file.
     (table,) = struct.unpack_from("<Q", header, 0x28)
     entry_size, entries = struct.unpack_from("<HH", header, 0x3A)
     if there < (needed := table + entry_size * entries):
@@ -345,21 +345,23 @@ def instruction_set() -> str:
 
 
 def float_instruction_set() -> str:
-    """The one that decides how floats are rounded: two that multiply only whole numbers in different ways count as one."""
+    """The instruction set as far as it changes the rounding of floats: sets that differ only in integer products count as
+    one."""
     name = instruction_set()
     return "avx512bf16" if name == "avx512pairs" else name
 
 
 def fewest_in_pairs(scales: int) -> int:
-    """From how many tokens on four-bit codes with such scales are multiplied in pairs of channels here; 0: never."""
+    """The least number of tokens for which this machine multiplies four-bit codes with such scales in pairs of channels; 0:
+    never."""
     try:
         return int(load().outrider_fewest_in_pairs(scales))
-    except KernelsUnavailable:  # then nothing is multiplied here, and who wants it is told why
+    except KernelsUnavailable:  # reported where the native engine is opened
         return 0
 
 
 def available_instruction_sets() -> tuple[str, ...]:
-    """All that this machine can run, best first."""
+    """All instruction sets that this machine can run, best first."""
     names: bytes = load().outrider_isa_available()
     return tuple(names.decode().split())
 

@@ -1,4 +1,4 @@
-"""A Python face for the packing half of the compiled kernels: memory for weights, and their packed form."""
+"""The Python binding of the kernels' packing functions: memory for weights, and their packed form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.kernels.storage import geometry
 
 
 class Memory:
-    """Zeroed, 2 MB aligned memory with huge pages asked for; ``array`` shows it as bytes."""
+    """Zeroed, 2 MB aligned memory, in huge pages if possible; ``array`` is a view of its bytes."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -26,7 +26,7 @@ class Memory:
         self.array: NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
 
     def free(self) -> None:
-        """Gives the memory back. Nothing may use it, or a view of it, any more."""
+        """Release the memory. Neither it nor a view of it may be used afterwards."""
         if self.address is not None:
             load().outrider_memory_free(self.address, self.size)
             self.address = None
@@ -36,7 +36,8 @@ class Memory:
 
 
 def stream_read(address: int, size: int, streams: int) -> int:
-    """Reads memory once, as one stream or as two, as fast as one thread can; a sum over what was read."""
+    """Read memory once with one thread, as one or two streams, to measure its bandwidth; returns a sum of the words
+    read."""
     return int(load().outrider_stream_read(address, size, streams))
 
 
@@ -73,7 +74,7 @@ def pack_rows(weight: Weight, address: int, first_row: int, source: NDArray[Any]
 
 
 def pack_codes(weight: Weight, address: int, first_row: int, rows: QuantisedRows) -> None:
-    """Packs rows that are quantised already as rows ``first_row``.. of the weight, every number as it is.
+    """Packs the codes and scales of quantised rows, unchanged, as rows ``first_row``.. of the weight.
 
     The weight's storage and group are those that ``storage.storage_for`` names for the rows' scheme.
     """
@@ -107,7 +108,7 @@ def pack_codes(weight: Weight, address: int, first_row: int, rows: QuantisedRows
 
 
 def pack_order(weight: Weight, address: int, order: NDArray[np.int32]) -> None:
-    """Packs which input channel each column of an ordered weight multiplies."""
+    """Packs the input channel of each column of a weight in activation order."""
     values = np.ascontiguousarray(order, np.int32)
     if values.shape != (weight.columns,):
         raise ValueError(f"an order of {values.shape} for {weight.columns} columns")

@@ -27,12 +27,12 @@ from outrider.kernels.program import BY_SMALL_GROUPS, FACTORS, Codes, Format, Pr
 from outrider.kernels.quantised import Levels, QuantisedRows, Scheme
 from outrider.kernels.storage import ALIGNMENT, BLOCK, BY_FACTORS, LEAST_FACTOR, MOST_FACTOR, TILE_ROWS, tile_order
 
-# Below this a group is as good as zero, and a division by its scale would overflow.
+# A group with a smaller scale is treated as zero, since dividing by the scale would overflow.
 SMALLEST_SCALE = np.float32(1e-30)
 
-# What the largest scale of a block's groups may become, in the block's scales.
+# The values tried for the largest factor of a block's groups.
 LARGEST_FACTORS = np.array([17, 16, 15], np.float32)
-# Into so many steps a group's range is divided first.
+# The numbers of steps tried for a group's range.
 TRIES = np.float32(14) + np.float32(0.2) * np.arange(11, dtype=np.float32)
 
 Matrix = NDArray[np.float32]
@@ -58,7 +58,7 @@ def from_halves(format: Format, halves: NDArray[np.uint16]) -> Matrix:
 
 
 def quantise(rows: Matrix, codes: Codes, group: int, scales: Scales = Scales.WORDS) -> QuantisedRows:
-    """To nearest, with scales for WORDS or BF16; the range always contains zero."""
+    """Round to nearest, with scales as WORDS or BF16 store them; each group's range contains zero."""
     groups = -(-rows.shape[1] // group)
     padded = np.zeros((rows.shape[0], groups * group), np.float32)
     padded[:, : rows.shape[1]] = rows
@@ -67,7 +67,7 @@ def quantise(rows: Matrix, codes: Codes, group: int, scales: Scales = Scales.WOR
     four = codes is Codes.INT4
     wanted = (high - low) / np.float32(15) if four else np.maximum(high, -low) / np.float32(127)
     empty = ~(wanted > SMALLEST_SCALE)
-    # Rounded upwards, so that the range still fits.
+    # Scales are rounded up, so that the range still fits.
     dropped = np.uint32(0xFF if scales is Scales.WORDS else 0xFFFF)
     words = (np.ascontiguousarray(wanted).view(np.uint32) + dropped) & ~dropped
     words = np.where(empty, np.uint32(0), words)
@@ -84,11 +84,11 @@ def quantise(rows: Matrix, codes: Codes, group: int, scales: Scales = Scales.WOR
 
 
 def quantise_factors(rows: Matrix) -> QuantisedRows:
-    """Four bits in groups of 32, as (code * factor - offset) * scale, the scale that of 128 channels.
+    """Four bits in groups of 32, as (code * factor - offset) * scale, with one scale for 128 channels.
 
-    Each group's scale and minimum are fitted first. Then of a few scales for the block, each as large as makes the largest
-    factor one of LARGEST_FACTORS, the one is kept with which the block's errors are least. Errors weigh by the square of
-    the weight plus its group's mean square.
+    Each group's scale and minimum are fitted first. Then the block's scale is chosen among those for which the largest
+    factor is one of LARGEST_FACTORS: the one with the smallest error. A weight's squared error counts weight² +
+    mean(weight²) of its group.
     """
     count, columns = rows.shape
     groups, blocks = -(-columns // 32), -(-columns // BLOCK)
@@ -151,7 +151,7 @@ def _fit(blocks: Matrix) -> tuple[Matrix, Matrix]:
         s, m = (sw * sxl - sx * sl) / determinant, (sl * sxl - sl2 * sx) / determinant
         s = np.where(m < 0, sxl / np.where(sl2 > 0, sl2, np.float32(1)), s)
         m = np.where(m < 0, np.float32(0), m)
-        # What the squared error is less than that of weights that are all zero.
+        # The squared error of weights of 0, minus that of this fit.
         gain = np.float32(2) * (s * sxl - m * sx) - (s * s * sl2 - np.float32(2) * s * m * sl + m * m * sw)
         better = solvable & (gain > best) & (s > 0)
         best = np.where(better, gain, best)
@@ -161,7 +161,7 @@ def _fit(blocks: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def _lane_sum(values: Matrix) -> Matrix:
-    """Over the last axis in the kernels' order: sixteen lanes, which are then folded in halves."""
+    """The sum over the last axis in the kernels' order: sixteen lanes, then folded in halves."""
     lanes = values.reshape(*values.shape[:-1], -1, 16)
     total = np.zeros((*lanes.shape[:-2], 16), np.float32)
     for index in range(lanes.shape[-2]):
@@ -229,7 +229,7 @@ def packed_size(weight: Weight) -> int:
 
 
 def weight_offsets(program: Program) -> tuple[list[int], int]:
-    """Where each weight lies in one piece of memory that holds them all, and that memory's size."""
+    """The offset of each weight in one piece of memory for all of them, and the size of that memory."""
     offsets: list[int] = []
     end = 0
     for weight in program.weights:

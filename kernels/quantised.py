@@ -1,7 +1,7 @@
-"""A matrix as a quantised checkpoint holds it: the one form between those who read checkpoints and those who pack weights.
+"""The common form of quantised matrices, between the readers of checkpoint formats and the packing of weights.
 
 A matrix has N rows (outputs) and K columns (inputs). ``Scheme`` says how it is quantised, and is known before a weight is
-read; ``QuantisedRows`` are some of its rows. What they stand for is defined by ``dequantise``:
+read; ``QuantisedRows`` are some of its rows. ``dequantise`` defines the weights that they stand for:
 
 - integers, one level of scales (AWQ, GPTQ, compressed-tensors, GGUF's Q4_0, Q5_0 and Q8_0): w = (code - zero) * scale
 - with minima (Q4_1, Q5_1, Q4_K, Q5_K, MLX's): w = code * scale - minimum
@@ -37,7 +37,7 @@ class Values(Enum):
     FP4 = "fp4"
 
 
-# The bits of a scale's fraction, the leading one included, by the name of its type: what a header has to have room for.
+# The significant bits of a scale by its type (the leading one included), which a header must have room for.
 SCALE_BITS = {"F16": 11, "BF16": 8, "F32": 24, "E8M0": 1}
 
 
@@ -94,7 +94,7 @@ class QuantisedRows:
     levels: Levels | None = None
 
     def taken(self, rows: NDArray[np.int64]) -> QuantisedRows:
-        """Some of them, in the order of their numbers in ``rows``."""
+        """These rows, by index."""
         minima = None if self.minima is None else self.minima[rows]
         levels = None if self.levels is None else self.levels.taken(rows)
         return QuantisedRows(self.scheme, self.codes[rows], self.scales[rows], self.zeros[rows], minima, levels)
@@ -125,7 +125,7 @@ class QuantisedRows:
 
 
 def natural_order(columns: Floats, order: Sequence[int] | NDArray[np.int32] | None) -> Floats:
-    """Columns that come in activation order, put back into the order of the input channels."""
+    """Columns in activation order, permuted to the order of the input channels."""
     if order is None:
         return columns
     result = np.empty_like(columns)
@@ -143,7 +143,7 @@ def _e4m3() -> Floats:
 
 
 E4M3 = _e4m3()
-# Codes 0 to 7, then the same with the sign set. Doubled, they are whole numbers.
+# e2m1: codes 0 to 7, then the same with the sign set. All are multiples of 1/2.
 _HALVES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
 E2M1: Floats = np.concatenate([_HALVES, -_HALVES])
 # bitsandbytes' tables: the middles of equal shares of a normal distribution, and floats of two bits of exponent and one of

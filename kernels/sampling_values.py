@@ -1,4 +1,4 @@
-"""How a row's tokens are chosen: what crosses into the kernels. Nothing is imported, so that the driver can know it."""
+"""The sampling parameters that the kernels take. Imports nothing heavy, since the driver uses it, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class SamplingValues:
     """Greedy when ``temperature`` is 0.
 
-    ``seed`` and ``sample`` (which of the row's n answers this is) key the noise; the defaults of all others are neutral.
+    ``seed`` and ``sample`` (the index among the row's n answers) are the keys of the noise; all other defaults are neutral.
     ``end_tokens`` end the row (None: those of the model do), and cannot be chosen before ``min_tokens`` others are written.
     """
 

@@ -1,5 +1,5 @@
-"""How codes that come quantised are stored, exactly as they come: this file is the definition, and what the compiled packer
-is tested against.
+"""How the codes and scales of quantised matrices are stored, unchanged: this file is the definition, against which the
+compiled packer is tested.
 
 A matrix of codes is stored in tiles of 32 rows like any other (packing.py); a tile is a sequence of blocks of channels, and
 a block is a header with what its groups need to know, then lines of codes. A line is 32 words of 32 bits, one for each row;
@@ -53,15 +53,13 @@ ALIGNMENT = 64
 LINE_BYTES = 4 * TILE_ROWS
 BLOCK = 128
 SUPER_BLOCK = 256
-# The largest int8 activation of a block; beside codes of four bits a byte has room for the sum of both.
+# The largest int8 activation of a block. With four-bit codes the sum of an activation and a code must fit into a byte.
 LARGEST_INT8, LARGEST_BESIDE_INT4 = 127, 120
-# FACTORS keeps factors less this, in four bits.
+# FACTORS stores factor - LEAST_FACTOR, in four bits.
 LEAST_FACTOR = 2
 MOST_FACTOR = 17
 GROUPS = (128, 64, 32)
 FLOAT_SCALES = {"F32": Scales.F32, "F16": Scales.F16, "BF16": Scales.BF16}
-# The bits of a scale's fraction that the header of WORDS keeps.
-WORD_SCALE_BITS = 16
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
@@ -89,7 +87,7 @@ class Geometry:
 
 
 def largest_activation(weight: Weight) -> int:
-    """Of a weight that is multiplied by int8."""
+    """The largest activation of a weight with int8 activations."""
     return LARGEST_BESIDE_INT4 if weight.stored.codes is Codes.INT4 else LARGEST_INT8
 
 
@@ -115,19 +113,19 @@ def geometry(weight: Weight) -> Geometry:
     return Geometry(BLOCK, scales + zeros, scales, unit, lines)
 
 
-# Weights as (code * factor - offset) * scale: what floats are rounded to where errors should be least.
+# The scheme of floats that are rounded to FACTORS: (code * factor - offset) * scale.
 BY_FACTORS = Scheme("rounded on load", 4, 32, minima=True, super_group=BLOCK, scale_type="BF16")
 
 
 class UnknownStorage(ValueError):
-    """A way of quantising for which there is no storage; the message says which."""
+    """The kernels have no storage for this scheme; the message names it."""
 
 
 def storage_for(scheme: Scheme, columns: int) -> tuple[Storage, int]:
-    """How a matrix of that scheme is stored, and in which groups: smaller ones than its own where those are large.
+    """The storage and the group for a matrix of that scheme; the group may be a divisor of its own.
 
-    Minima are stored in fp16, and so are the scales beside them: where they come in another type (``scale_type``), the
-    matrix can be stored so only if fp16 has each of its own.
+    Minima, and the scales with them, are stored in fp16: a matrix with another ``scale_type`` can be stored so only if fp16
+    represents each of them.
     """
     if scheme.values is Values.E2M1 and scheme.scale_type == "E8M0" and scheme.group == 32:
         return Storage(Codes.E2M1, Scales.E8M0), 32
@@ -171,7 +169,7 @@ def _stored_group(scheme: Scheme, columns: int) -> int:
 
 
 def middle(codes: Codes) -> int:
-    """The zero point where groups have none of their own."""
+    """The zero point of symmetric codes."""
     return {Codes.INT8: 128, Codes.INT6: 32, Codes.INT5: 16}.get(codes, 8)
 
 
@@ -231,7 +229,7 @@ def unpack(weight: Weight, packed: Bytes) -> Floats:
 
 
 def unpack_order(weight: Weight, packed: Bytes) -> NDArray[np.int32]:
-    """Which input channel each column of an ordered matrix multiplies."""
+    """The input channel of each column of a matrix in activation order."""
     at = len(tile_order(weight)) * geometry(weight).tile_bytes(weight.columns)
     return packed[at : at + 4 * weight.columns].view(np.int32)
 
@@ -242,7 +240,7 @@ def packed_size(weight: Weight) -> int:
 
 
 def unpack_blocks(weight: Weight, packed: Bytes) -> Iterator[Block]:
-    """What is stored, block by block."""
+    """The blocks of a packed matrix."""
     shape, places, kind = geometry(weight), tile_order(weight), weight.stored.codes
     tiles = packed[: len(places) * shape.tile_bytes(weight.columns)].reshape(len(places), -1)
     at = 0

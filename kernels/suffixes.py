@@ -1,4 +1,4 @@
-"""A Python face for the kernels' suffixes: what rows' texts are likely to go on with, by texts that went on before."""
+"""The Python binding of suffix decoding: candidates from earlier texts in which a row's last tokens occur."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.kernels.library import SuffixRowsStructure, check, load
 
 
 class Gain(NamedTuple):
-    """What a row has gained: of a row that begins all of its tokens, the first ``prompt`` of which nobody wrote.
+    """A row's new tokens; for a new row all of its tokens, of which the first ``prompt`` are its prompt.
 
     At most ``most`` candidates are wanted.
     """
@@ -35,7 +35,8 @@ class Found(NamedTuple):
 
 NOTHING_FOUND = Found()
 
-# Of the kernels' answers: a chunk and what describes it; n-grams that are looked up; the smallest table; a page of memory.
+# As in suffixes.cpp: tokens of a chunk, and bytes of its header; lengths of n-grams; the smallest table; bytes of an int
+# and of a page.
 CHUNK, OF_A_CHUNK, LEVELS, LEAST_BUCKETS, INT, PAGE = 32, 24, 3, 256, 4, 4096
 
 
@@ -51,7 +52,7 @@ def bytes_of_answers(most: int, written: int) -> int:
 
 
 class Suffixes:
-    """Of the rows under way their texts, and of all answers the last ``tokens`` tokens."""
+    """Indexes the texts of unfinished rows, and the last ``tokens`` tokens of all answers."""
 
     def __init__(self, tokens: int) -> None:
         self._library = load()
@@ -66,11 +67,11 @@ class Suffixes:
 
     @property
     def bytes(self) -> int:
-        """What the answers take at most."""
+        """The most memory that answers take."""
         return int(self._library.outrider_suffixes_bytes(self._handle))
 
     def advance(self, gains: Sequence[Gain], least_reach: float) -> list[Found]:
-        """What each row may go on with, as far as that is likely enough."""
+        """Add the rows' new tokens; candidates for each row, as far as their reach is at least ``least_reach``."""
         if not gains:
             return []
         stride = max(1, max(gain.most for gain in gains))
@@ -93,12 +94,12 @@ class Suffixes:
         return [self._found(at * stride, made) for at, made in enumerate(self._made[: len(gains)])]
 
     def end(self, key: int, tokens: Sequence[int]) -> None:
-        """The row ends with these last tokens."""
+        """The row has ended with these last tokens; its answer is kept."""
         last = array("i", tokens)
         check(self._library.outrider_suffixes_end(self._handle, key, _address(last), len(last)))
 
     def learn(self, answer: Sequence[int]) -> None:
-        """Take in an answer that was written elsewhere."""
+        """Add an answer of another replica."""
         tokens = array("i", answer)
         check(self._library.outrider_suffixes_learn(self._handle, _address(tokens), len(tokens)))
 

@@ -180,8 +180,8 @@ def build_program(
 ) -> Program:
     """The program of a config.json's content; a ModelError where the native engine cannot compute that model.
 
-    ``keeping`` says how the tensors of a checkpoint that comes quantised are kept; without it ``precision`` does. Its
-    passes hand out the inputs of the layers ``states``.
+    ``keeping`` decides how the tensors of a quantised checkpoint are stored; without it all follow ``precision``. Passes
+    hand out the inputs of the layers ``states``.
     """
 
     def begin(vocabulary: int, context: int) -> Builder:
@@ -196,7 +196,7 @@ def build_program(
     try:
         program = family(config, begin)
         config.check_all_read()
-    except (ValueError, TypeError, ArithmeticError) as error:  # a value of a kind, or a size, that nobody could mean
+    except (ValueError, TypeError, ArithmeticError) as error:  # values of a wrong type, or impossible sizes
         raise ModelError(f"{source}: the native engine cannot lay this model out: {error}") from error
     return program
 

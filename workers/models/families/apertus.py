@@ -1,4 +1,4 @@
-"""Apertus 1 and 1.5: Llama with norms of heads; layers are not gated, and each has numbers of its own in the activation."""
+"""Apertus 1 and 1.5: Llama with norms of heads and ungated feed-forward layers, whose activation (xIELU) has parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.workers.models.families.parts import Begin, Linear, activation
 from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Sizes, Style, decoder, read_sizes
 from outrider.workers.models.rope import read_rope
 
-# What transformers takes where a configuration has no rope.
+# transformers' default rope.
 ROPE = {
     "rope_type": "llama3",
     "rope_theta": 12000000.0,
@@ -22,7 +22,7 @@ ROPE = {
 
 
 def apertus1p5(config: Config, begin: Begin) -> Program:
-    """Its head may lack the tokens of pictures and sound, which are read and never written."""
+    """The LM head may lack the tokens of pictures and sound, which are input only."""
     rows, vocabulary = config.whole("output_vocab_size", 0), config.size("vocab_size", 266752)
     if rows == vocabulary:
         rows = 0

@@ -14,7 +14,7 @@ def biogpt(config: Config, begin: Begin) -> Program:
     count = config.size("num_attention_heads", 16)
     heads = even_heads(config, hidden, count, count)
     vocabulary, context = config.size("vocab_size", 42384), config.size("max_position_embeddings", 1024)
-    # transformers does not read it: its norms have torch's own.
+    # transformers ignores it: its norms have torch's default epsilon.
     config.get("layer_norm_eps")
     norm, function = LayerNorm(hidden, 1e-5), activation(config, "hidden_act", "gelu")
     scale = hidden**0.5 if config.flag("scale_embedding", True) else 1.0
@@ -27,7 +27,7 @@ def biogpt(config: Config, begin: Begin) -> Program:
 
     builder, root = begin(vocabulary, context), Linear("biogpt.")
     embedding = root.weight("embed_tokens", vocabulary, hidden)
-    # The first two rows of its table of positions stood for padding, as OPT's.
+    # The first two rows of the position table are for padding, as in OPT.
     x = builder.positions(builder.embed(embedding, scale), root.weight("embed_positions", context + 2, hidden), offset=2)
     stack = Stack("biogpt.layers.", config.size("num_hidden_layers", 24), norm, "self_attn_layer_norm", "final_layer_norm")
     x = stack(builder, x, attention, plain("biogpt.layers.{}.", hidden, ffn, function, ("fc1", "fc2")))

@@ -18,7 +18,7 @@ from outrider.workers.models.rope import Rope, read_rope
 
 def bitnet(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=5, epsilon=1e-5, layers=30, ffn=6912, heads=20)
-    # The norm behind its heads is as wide as its layers.
+    # The norm after attention has the hidden size.
     config.only("head_dim", sizes.hidden // sizes.heads)
     rope = read_rope(config, sizes.head_size, sizes.context, theta=500000.0)
     function, bias = activation(config, "hidden_act", "relu2"), config.flag("attention_bias", False)

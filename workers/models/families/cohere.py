@@ -1,4 +1,4 @@
-"""Command R and its successors, and Compass: attention and a gated layer side by side behind one norm."""
+"""Command R and its successors, and Compass: attention and the gated feed-forward layer in parallel, after one norm."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ OF_COMPASS = ("mrope_section", "mrope_interleaved")
 
 
 def cohere_compass(config: Config, begin: Begin) -> Program:
-    """Rope turns halves, by type of layer, which may have none."""
+    """Rope rotates halves (not neighbouring columns), and has parameters for each type of layer, which may have none."""
     heads, context = _heads(config), config.size("max_position_embeddings", 8192)
     config.get("pooling")
     for key in ("rope_theta", "rope_scaling", "sliding_window_pattern"):
@@ -97,7 +97,7 @@ def _decoder(
     paired: bool = True,
     scale: float = 0.0625,
 ) -> Program:
-    """``paired``: rope turns neighbouring columns. ``scale`` multiplies logits where the configuration does not say."""
+    """``paired``: rope rotates neighbouring columns. ``scale`` is the default factor of the logits."""
     hidden, ffn = config.size("hidden_size", 8192), config.size("intermediate_size", 22528)
     vocabulary, context = config.size("vocab_size", 256000), config.size("max_position_embeddings", 8192)
     norm = LayerNorm(hidden, config.number("layer_norm_eps", 1e-5), bias=False)
@@ -128,7 +128,7 @@ def _decoder(
 
 
 def _norm_heads(builder: Builder, x: Slice, name: str, size: int, epsilon: float) -> None:
-    """Each head by a weight of its own, all of which are one tensor of the checkpoint."""
+    """Norms with a weight for each head, all in one tensor of the checkpoint."""
     count = x.width // size
     for head in range(count):
         weight = Tensor(name, (x.width,), paired_rows(1, size, size, head * size), stored=(count, size))

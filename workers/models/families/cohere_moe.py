@@ -32,7 +32,7 @@ from outrider.workers.models.rope import read_rope
 
 
 def cohere2_moe(config: Config, begin: Begin) -> Program:
-    """Layers without a window have no rope, but for dense ones where these have a pattern of 1."""
+    """Layers without a window have no rope, except dense layers whose pattern is 1."""
     sizes = read_sizes(config, head_size=128, layers=40, heads=64)
     heads, hidden = Heads(sizes.heads, sizes.kv_heads, sizes.head_size), sizes.hidden
     dense, pattern = config.whole("first_k_dense_replace", 0), config.size("sliding_window_pattern", 4)
@@ -49,7 +49,7 @@ def cohere2_moe(config: Config, begin: Begin) -> Program:
     ropes = [rope if span or (not sparse[layer] and of_dense == 1) else None for layer, span in enumerate(spans)]
     taken = [paired_rows(count, heads.size, heads.size) for count in (heads.count, heads.kv_count)]
     mixer = mixture(*_experts(config, sizes, sparse))
-    # Without an epsilon of RMS norms they are layer norms.
+    # Layer norms, unless there is an epsilon of RMS norms.
     kind = Norm.LAYER if config.get("rms_norm_eps") is None else Norm.RMS
     epsilon = config.number("rms_norm_eps", config.number("layer_norm_eps", 1e-5))
 
@@ -78,7 +78,7 @@ def _experts(config: Config, sizes: Sizes, sparse: list[bool]) -> tuple[Sizes, E
         raise config.unknown(f'"expert_selection_fn": {by!r}')
     if together not in ("average", "sum"):
         raise config.unknown(f'"shared_expert_combination_strategy": {together!r}')
-    # Of a softmax over the chosen ones the sum is 1 already.
+    # A softmax over the chosen experts sums to 1 already.
     share = config.flag("norm_topk_prob", True)
     of_sigmoids = Routing.SIGMOID_SHARE if share else Routing.SIGMOID_EACH
     experts = Experts(

@@ -1,4 +1,4 @@
-"""Mixtures whose experts are chosen by more than their scores: by sigmoids, corrections, groups.
+"""Mixtures of experts whose routers use sigmoids, corrections (a bias for the choice only) or groups.
 
 GLM-4.5 (glm4_moe), Sarvam's smaller model, Solar Open, dots.llm1, K-EXAONE, Hy3, MiniMax-M2, Trinity (afmoe) and ERNIE 4.5.
 """
@@ -23,7 +23,7 @@ from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear,
 from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Norms, Sizes, Style, decoder, read_sizes, rotate
 from outrider.workers.models.rope import Rope, read_rope
 
-# What DeepSeek V3's router, which several families have, adds to the sum that weights are divided by.
+# DeepSeek V3's router adds this to the sum by which weights are divided; several families use that router.
 SMALLEST_SUM = 1e-20
 
 
@@ -42,7 +42,7 @@ def glm4_moe(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, sizes, style)
 
 
-# What Sarvam's makers say, and transformers does not read: it is always so.
+# Keys in Sarvam's configurations that transformers does not read, with the only supported values.
 SARVAM_ALWAYS = {"score_function": "sigmoid", "moe_router_enable_expert_bias": True, "use_rmsnorm": True}
 
 
@@ -154,10 +154,10 @@ def deepseek_router(
     groups: tuple[int, int] = (1, 1),
     corrected: bool = True,
 ) -> Callable[[int, int], Router]:
-    """The router of DeepSeek V3 for so many experts, of which a token takes so many.
+    """DeepSeek V3's router, as a function of (number of experts, experts of a token).
 
-    ``groups``: how many there are, and how many are chosen from, where the configuration does not say. ``corrected``:
-    whether corrections count for the choice.
+    ``groups``: the defaults of (number of groups, groups that are chosen from). ``corrected``: corrections are added to the
+    scores for the choice.
     """
     routing = Routing.SIGMOID_SHARE if config.flag("norm_topk_prob", normalised) else Routing.SIGMOID_EACH
 
@@ -184,14 +184,14 @@ def deepseek_experts(
     router: Callable[[int, int], Router],
     sparse: Callable[[int], bool],
 ) -> Experts:
-    """``shared``: so many experts that every token takes, which are one layer."""
+    """``shared``: the number of shared experts, which are stored as one feed-forward layer."""
     chosen, width = chosen_experts(config, count, chosen), config.size("moe_intermediate_size", width)
     function = activation(config, "hidden_act", "silu")
     beside = Shared(width * shared) if shared else None
     return Experts(count, chosen, width, function, router(count, chosen), shared=beside, sparse=sparse)
 
 
-# What the configuration of MiniMax-M2 says of what is always so, and of what its checkpoints have not.
+# Keys of MiniMax-M2 with the only supported values.
 MINIMAX_ALWAYS = {
     "scoring_func": "sigmoid",
     "use_routing_bias": True,
@@ -224,12 +224,12 @@ def minimax_m2(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, sizes, style)
 
 
-# What configurations of Trinity say of what is always so.
+# Keys of Trinity with the only supported values.
 AFMOE_ALWAYS = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1}
 
 
 def afmoe(config: Config, begin: Begin) -> Program:
-    """Layers with a window have rope, the others none; what attention gives is multiplied by the sigmoid of a gate."""
+    """Layers with a window have rope, the others none; attention's output is multiplied by sigmoid(gate)."""
     sizes = read_sizes(config, head_size=128, epsilon=1e-5, heads=16)
     for key, always in AFMOE_ALWAYS.items():
         config.only(key, always)

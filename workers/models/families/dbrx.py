@@ -1,4 +1,5 @@
-"""DBRX: layer norms without biases, queries, keys and values within a bound, experts below one another in three tensors."""
+"""DBRX: layer norms without biases, clipped queries, keys and values, and all experts' matrices stacked in three
+tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def dbrx(config: Config, begin: Begin) -> Program:
 
 
 def _part(config: Config, name: str, unused: tuple[str, ...]) -> Config:
-    """What the configuration says of attention, or of experts."""
+    """The part of the configuration for attention, or for experts."""
     stated = config.get(name, {})
     if not isinstance(stated, Mapping):
         raise ModelError(f'{config.source}: "{name}" must be an object, got {stated!r}')
@@ -53,7 +54,7 @@ def _part(config: Config, name: str, unused: tuple[str, ...]) -> Config:
 
 
 def _heads(config: Config, hidden: int) -> tuple[Heads, float]:
-    """And the bound of queries, keys and values."""
+    """The heads, and the bound by which queries, keys and values are clipped."""
     part = _part(config, "attn_config", OF_ATTENTION)
     heads = even_heads(config, hidden, config.size("n_heads", 16), part.size("kv_n_heads", 1))
     if part.get("clip_qkv") is None:  # transformers breaks without

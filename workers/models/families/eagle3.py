@@ -1,4 +1,5 @@
-"""EAGLE-3: a layer whose attention reads a token's embedding beside a state, the target's or its own of the step before."""
+"""EAGLE-3: one layer whose attention reads [embedding of a token, state of the token before], the target's state or its
+own."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ OWN_EMBEDDING = "embed_tokens.weight"
 
 
 def eagle3(head: HeadConfig, begin: Begin, tokens: Sequence[int] | None, own_embedding: bool) -> Program:
-    """``tokens`` are the target's that the rows of the head's ``lm_head`` stand for; None where these are all of them."""
+    """``tokens`` are the target's tokens of the rows of the head's ``lm_head``; None: all tokens in their order."""
     config = Config(head.values, head.source, native_alone=True)
     sizes = read_sizes(config)
     config.get("tie_word_embeddings")  # its matrix is its own all the same: the vocabularies differ

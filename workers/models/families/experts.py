@@ -1,4 +1,4 @@
-"""A mixture of experts as a layer's part: which experts a token takes, and what stands beside them.
+"""The mixture of experts in a decoder layer: router, experts, and shared expert.
 
 Experts are asked for one by one, by the names that most checkpoints give them; formats/experts.py finds those that lie
 together.

@@ -38,7 +38,7 @@ def falcon(config: Config, begin: Begin) -> Program:
 
 
 def _heads(config: Config, hidden: int) -> tuple[Heads, list[Ranges]]:
-    """And which rows of the one tensor that has all three are queries, keys and values."""
+    """The heads, and the rows of the fused tensor that are queries, keys and values."""
     count = config.size("num_attention_heads", 71)
     kv_count, size = config.size("num_kv_heads", count), hidden // count
     if config.flag("new_decoder_architecture", False):
@@ -62,7 +62,7 @@ def _heads(config: Config, hidden: int) -> tuple[Heads, list[Ranges]]:
 
 
 def _norms(config: Config) -> tuple[str, str, bool]:
-    """The names of both norms of a layer (the second is empty where there is none), and whether its halves are parallel."""
+    """The names of a layer's two norms (the second may be ""), and whether attention and feed-forward are parallel."""
     new, parallel = config.flag("new_decoder_architecture", False), config.flag("parallel_attn", True)
     norms = config.size("num_ln_in_parallel_attn", 2 if new else 1)
     if norms not in ((1, 2) if new else (1,)) or (new and not parallel):

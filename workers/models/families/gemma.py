@@ -39,7 +39,7 @@ def gemma2(config: Config, begin: Begin) -> Program:
 
 
 def vaultgemma(config: Config, begin: Begin) -> Program:
-    """Gemma 2 without the norms behind attention and gated layer."""
+    """Gemma 2 without the norms after attention and feed-forward."""
     sizes = read_sizes(config, kv_heads=4, head_size=256, layers=26, heads=8)
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 2 else FULL)
     cap = cap_of(config, "attn_logit_softcapping", 50.0)
@@ -79,7 +79,7 @@ def _style(config: Config, sizes: Sizes, types: list[str], logit_cap: float | No
 
 
 def cap_of(config: Config, key: str, default: float | None) -> float:
-    """Here null is a value: no cap."""
+    """The soft cap; null stands for none (0)."""
     if config.stated(key, default) is None:
         return 0.0
     return config.positive(key, default or 0.0)
@@ -91,6 +91,6 @@ def root(builder: Builder, width: int) -> float:
 
 
 def in_type_of_embeddings(builder: Builder, factor: float) -> float:
-    """Rounded to it: transformers multiplies in that."""
+    """The factor rounded to the type of the embeddings, in which transformers multiplies."""
     value = np.array([factor], np.float32)
     return float(value[0] if builder.precision.fp32 else packing.from_bf16(packing.to_bf16(value))[0])

@@ -20,14 +20,14 @@ from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear,
 from outrider.workers.models.families.skeleton import Sizes, gated
 from outrider.workers.models.rope import read_ropes
 
-# A stream's mean square counts as this where it is less, before it is made as long as the first one.
+# The least mean square by which a stream is rescaled to the norm of the first one.
 LEAST_SQUARE = 1e-5
-# How training was slowed down, its clipped coefficients, and a scale of scores that is not used.
-WITHOUT_A_SAY = ("altup_lr_multiplier", "altup_coef_clip", "query_pre_attn_scalar")
+# Keys of training, and a scale of scores that is not used.
+UNUSED = ("altup_lr_multiplier", "altup_coef_clip", "query_pre_attn_scalar")
 
 
 def gemma3n(config: Config, begin: Begin) -> Program:
-    for key in WITHOUT_A_SAY:
+    for key in UNUSED:
         config.get(key)
     sizes = _sizes(config)
     hidden, epsilon = sizes.hidden, sizes.epsilon
@@ -99,7 +99,8 @@ def _streams(config: Config, hidden: int, epsilon: float) -> _Streams:
 
 @dataclass(frozen=True, slots=True)
 class _Streams:
-    """AltUp: ``count`` vectors of ``hidden`` columns side by side, of which layers compute the one at ``place`` alone."""
+    """AltUp: ``count`` concatenated streams of ``hidden`` columns; layers compute only the stream ``place`` (the active
+    one)."""
 
     count: int
     place: int
@@ -113,7 +114,7 @@ class _Streams:
         return x.part(self.place * self.hidden, self.hidden)
 
     def begin(self, builder: Builder, embedded: Slice) -> Slice:
-        """The first is the embedding, the others are made of it, and as long."""
+        """The first stream is the embedding; the others are projections of it, rescaled to its norm."""
         x = builder.room(self.count * self.hidden)
         builder.scale(embedded, 1.0, output=x.part(0, self.hidden))
         if matrices := self._matrices("altup_projections"):
@@ -122,7 +123,7 @@ class _Streams:
         return x
 
     def end(self, builder: Builder, x: Slice) -> Slice:
-        """Their mean, once they are turned back and made as long as the first."""
+        """The mean of the first stream and of projections of the others, rescaled to its norm."""
         first, *others = self.each(x)
         total = first
         for stream, matrix in zip(others, self._matrices("altup_unembed_projections"), strict=True):
@@ -131,7 +132,7 @@ class _Streams:
         return builder.scale(total, 1.0 / self.count)
 
     def predict(self, builder: Builder, x: Slice, block: Linear) -> Slice:
-        """Each plus a sum of all."""
+        """Prediction: each stream plus a weighted sum of all."""
         under, squared = Linear(f"{block.prefix}altup."), self.count**2
         weight = [under.weight("prediction_coefs", squared, self.count)]
         seen = self._seen(builder, self.active(x), under)
@@ -139,7 +140,7 @@ class _Streams:
         return builder.blend(x, coefficients, vectors=self.count, residual=x)
 
     def correct(self, builder: Builder, predicted: Slice, computed: Slice, block: Linear) -> Slice:
-        """Each plus a part of what the active one was predicted wrong by."""
+        """Correction: each stream plus a multiple of (computed - predicted) of the active one."""
         under = Linear(f"{block.prefix}altup.")
         weight = [under.weight("correction_coefs", self.count, self.count)]
         coefficients = builder.linear(self._seen(builder, computed, under), weight, shift=1.0, precision=Format.FP32)
@@ -147,7 +148,7 @@ class _Streams:
         return builder.blend(missed, coefficients, vectors=1, residual=predicted)
 
     def _seen(self, builder: Builder, x: Slice, under: Linear) -> Slice:
-        """What the coefficients are made of: within -1 and 1, as many as there are streams."""
+        """The router's output, tanh(…), one number for each stream, from which coefficients are computed."""
         h = builder.scale(rms_norm(builder, x, under, "router_norm", self.epsilon), 1.0 / self.hidden)
         weight = [under.weight("modality_router", self.count, self.hidden)]
         return builder.linear(h, weight, precision=Format.FP32, cap=1.0)
@@ -159,8 +160,8 @@ class _Streams:
 
 @dataclass(frozen=True, slots=True)
 class _Mixer:
-    """The gated layer. ``widths`` and ``sparsities`` by layer: of so large a share the gates are closed, as if they were
-    normally distributed (0: none)."""
+    """The gated feed-forward layer. ``widths`` and ``sparsities`` by layer: that share of the gates is set to 0, by a
+    threshold that assumes a normal distribution (0: none)."""
 
     function: Activation
     widths: list[int]

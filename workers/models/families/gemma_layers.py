@@ -17,9 +17,9 @@ from outrider.workers.models.rope import Rope
 
 
 def inputs_of_layers(builder: Builder, x: Slice, sizes: Sizes, width: int, table: int) -> Slice:
-    """Of all layers side by side: what a table says of the token, and what its embedding gives.
+    """The per-layer inputs of all layers, concatenated: from the token's row of a table, and from its embedding.
 
-    Tokens that the table does not have are taken for its first one.
+    Tokens beyond the table take its first row.
     """
     model, whole = Linear("model."), sizes.layers * width
     rows = ((0, table), *((0, 1),) * (sizes.vocabulary - table)) if table < sizes.vocabulary else ()
@@ -32,7 +32,8 @@ def inputs_of_layers(builder: Builder, x: Slice, sizes: Sizes, width: int, table
 
 
 def first_that_shares(config: Config, types: Sequence[str], usual: int) -> int:
-    """The first of the last layers, which have queries alone; ``usual``: how many, where the configuration does not say."""
+    """The first of the last layers, which share keys and values of earlier ones; ``usual`` is the default number of
+    them."""
     count = config.whole("num_kv_shared_layers", usual)
     first = len(types) - count
     if not set(types[max(first, 0) :]) <= set(types[: max(first, 0)]) or first < 0:
@@ -45,9 +46,9 @@ def first_that_shares(config: Config, types: Sequence[str], usual: int) -> int:
 
 @dataclass
 class SharedAttention:
-    """``heads``, ``windows`` and ``ropes`` by layer. Layers from ``shared`` on have queries alone, for keys and values of
-    the last layer before them of their type. ``of_keys``: types without a projection of values, which are the keys before
-    their norm.
+    """``heads``, ``windows`` and ``ropes`` by layer. Layers from ``shared`` on compute only queries, and attend to the keys
+    and values of the last earlier layer of their type. ``of_keys``: types of layers whose values are the keys before their
+    norm.
     """
 
     sizes: Sizes

@@ -1,4 +1,4 @@
-"""GPT-2, whose checkpoints hold matrices the other way round: inputs by outputs."""
+"""GPT-2, whose checkpoints store transposed matrices: [inputs, outputs]."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def gpt2(config: Config, begin: Begin) -> Program:
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         under = Linear(f"transformer.h.{layer}.attn.")
-        projections = [_turned(under, "c_attn", 3 * hidden, hidden)], [under.bias("c_attn", 3 * hidden)]
+        projections = [_transposed(under, "c_attn", 3 * hidden, hidden)], [under.bias("c_attn", 3 * hidden)]
         a = attend(builder, h, projections, heads, scale=scale / (layer + 1) if by_layer else scale)
-        matrix, bias = _turned(under, "c_proj", hidden, hidden), under.bias("c_proj", hidden)
+        matrix, bias = _transposed(under, "c_proj", hidden, hidden), under.bias("c_proj", hidden)
         return builder.linear(a, [matrix], biases=[bias], residual=residual)
 
     def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         under = Linear(f"transformer.h.{layer}.mlp.")
-        first, second = _turned(under, "c_fc", ffn, hidden), _turned(under, "c_proj", hidden, ffn)
+        first, second = _transposed(under, "c_fc", ffn, hidden), _transposed(under, "c_proj", hidden, ffn)
         m = builder.linear(h, [first], biases=[under.bias("c_fc", ffn)], activation=function)
         return builder.linear(m, [second], biases=[under.bias("c_proj", hidden)], residual=residual)
 
@@ -44,5 +44,5 @@ def gpt2(config: Config, begin: Begin) -> Program:
     return finish(builder, x, embedding, config.flag("tie_word_embeddings", True))
 
 
-def _turned(under: Linear, name: str, rows: int, columns: int) -> Tensor:
+def _transposed(under: Linear, name: str, rows: int, columns: int) -> Tensor:
     return Tensor(f"{under.prefix}{name}.weight", (rows, columns), stored=(columns, rows))

@@ -48,7 +48,7 @@ def gpt_neo(config: Config, begin: Begin) -> Program:
 
 
 def _types(config: Config, layers: int) -> list[str]:
-    """Of each layer whether it has a window. "attention_types" counts: "attention_layers" follows from it."""
+    """The type of each layer, from "attention_types" ("attention_layers" follows from it)."""
     stated = config.get("attention_types", [[[GLOBAL, LOCAL], 12]])
     try:
         types = [kind for kinds, times in stated for _ in range(times) for kind in kinds]

@@ -23,7 +23,7 @@ from outrider.workers.models.rope import LONG, Rope, latent_factor, read_rope
 
 # Of the norms of what queries, keys and values are made from; configurations state that of the others.
 EPSILON = 1e-6
-# What the kernels' attention wants the sizes of keys and values to be multiples of.
+# The kernels' attention requires sizes of keys and values that are multiples of this.
 HEAD_UNIT = 8
 # Of A.X-K1: a router's corrections, and the norm behind its experts.
 # Set where a checkpoint has the two halves of kv_b_proj for each head by itself, as MLX's (formats/mlx_families.py).
@@ -35,10 +35,10 @@ UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "n
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """``plain`` columns of a head's queries and keys have no position, ``turned`` ones have rope; its values are ``value``.
+    """A head's queries and keys have ``plain`` columns without rope and ``turned`` ones with it; its values have ``value``.
 
-    Queries are made from a vector of ``query_rank`` columns (0: from the layer's input), keys and values from one of
-    ``rank``. ``paired``: rope turns neighbouring columns. The keys' turned columns are the same for all heads.
+    Queries are computed from a latent vector of ``query_rank`` columns (0: from the layer's input), keys and values from
+    one of ``rank``. ``paired``: rope rotates neighbouring columns. The rotated columns of keys are shared by all heads.
     """
 
     query_rank: int
@@ -243,9 +243,9 @@ def minicpm3(config: Config, begin: Begin) -> Program:
 
 
 def _longest(config: Config, context: int) -> int:
-    """Of long rope the length that the model was trained with, which no row may exceed here; 0 with another rope.
+    """The original length of long rope, which no row may exceed here; 0 with another rope.
 
-    Beyond it transformers turns all keys of a pass by other frequencies, and leaves those before as they are.
+    Beyond it transformers rotates all keys of a pass with the long frequencies, and leaves earlier keys unchanged.
     """
     stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = stated.get("rope_type") or stated.get("type") if isinstance(stated, Mapping) else None
@@ -266,7 +266,7 @@ def _sizes(config: Config, *, layers: int, ffn: int, heads: int, epsilon: float 
 
 
 def _check_experts(config: Config, scoring: str, every: int | None = 1) -> None:
-    """Refuse what transformers does not read, where it says something else than what is so.
+    """Refuse keys that transformers does not read, if their value differs from what it computes.
 
     ``every``: so many-th layers have experts; None: the configuration says it.
     """
@@ -363,7 +363,7 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
 
 
 def _turned_first(heads: int, plain: int, turned: int, paired: bool, first: int = 0) -> Ranges:
-    """The rows of heads whose last ``turned`` ones have rope: these first, since ours turns the halves of first columns.
+    """The rows of heads with the rotated ones (the last ``turned``) first, since the kernels rotate a head's first columns.
 
     Scores are sums over a head's columns, so the order changes none, as long as queries and keys share it.
     """

@@ -1,4 +1,4 @@
-"""What families with layer norms share: attention and the layer behind it, one after the other or side by side."""
+"""Shared by families with layer norms: attention and feed-forward, in sequence or in parallel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Heads:
 
 
 def even_heads(config: Config, hidden: int, count: int, kv_count: int) -> Heads:
-    """Of a family whose heads share out the width, whatever "head_dim" says."""
+    """Heads of size hidden / count, whatever "head_dim" says."""
     size = hidden // count
     config.only("head_dim", size)
     return Heads(count, kv_count, size)
@@ -90,7 +90,7 @@ def projected(
 def fused(
     under: Linear, name: str, heads: Heads, columns: int, bias: bool, taken: Sequence[Ranges]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Those that are one tensor, of which each part takes some rows."""
+    """Matrices and biases of queries, keys and values that are rows of one tensor."""
     rows = sum(heads.widths)
     matrices = [under.weight(name, rows, columns, part) for part in taken]
     return matrices, [under.bias(name, rows, part) for part in taken] if bias else []
@@ -107,7 +107,7 @@ def attend(
     window: int = 0,
     scale: float | None = None,
 ) -> Slice:
-    """What heads make of ``h``. ``norm`` is told the queries, "q" and how many heads they are, and the keys likewise."""
+    """Attention over ``h``. ``norm`` is called with (queries, "q", number of heads), and likewise for keys."""
     matrices, biases = projections
     query, key, value = builder.linear(h, matrices, biases=biases).split(*heads.widths)
     for part, name, count in ((query, "q", heads.count), (key, "k", heads.kv_count)):

@@ -59,7 +59,7 @@ def qwen3(config: Config, begin: Begin) -> Program:
 
 
 def qwen_windows(config: Config) -> list[int]:
-    """Qwen's windows are off unless asked for, and then only from a certain layer on."""
+    """Qwen's windows: only with "use_sliding_window", and then from layer "max_window_layers" on."""
     layers = config.size("num_hidden_layers", 32)
     window = config.window(4096) if config.flag("use_sliding_window", False) else 0
     config.get("sliding_window")
@@ -137,7 +137,7 @@ cla_share_factor dense_list class_num pool_type
 
 
 def hunyuan(config: Config, begin: Begin) -> Program:
-    """Llama, with norms of heads behind rope, whose base may be stretched."""
+    """Llama with norms of heads after rope, whose base may be scaled."""
     sizes = read_sizes(config, epsilon=1e-5)
     return decoder(config, begin, sizes, hunyuan_style(config, sizes))
 

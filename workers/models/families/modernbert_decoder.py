@@ -26,7 +26,7 @@ def modernbert_decoder(config: Config, begin: Begin) -> Program:
     config.only("causal_mask", True)
     every = config.size("global_attn_every_n_layers", 3)
     types = layer_types(config, layers, lambda layer: SLIDING if layer % every else FULL)
-    # Half of what is called local lies behind a token, and half before it.
+    # "local_attention" counts both sides of a token.
     local = config.whole("local_attention", 128) // 2
     if config.values.get("local_attention", 128) is None:
         raise config.unknown('"local_attention": null')
@@ -45,7 +45,7 @@ def modernbert_decoder(config: Config, begin: Begin) -> Program:
     for layer in range(layers):
         block = Linear(f"model.layers.{layer}.")
         under = Linear(f"{block.prefix}attn.")
-        # What comes out of the embeddings' norm is not normalised again.
+        # The first layer has no norm, since its input is the embeddings' norm.
         h = norm(builder, x, block, "attn_norm") if layer else x
         projections = projected(under, ("q_proj", "k_proj", "v_proj"), heads, hidden, bias)
         a = attend(builder, h, projections, heads, rope=ropes[types[layer]], window=spans[layer])

@@ -15,7 +15,7 @@ from outrider.workers.models.rope import read_rope
 def nanochat(config: Config, begin: Begin) -> Program:
     sizes, bias = read_sizes(config, layers=12, heads=6), config.flag("attention_bias", False)
     rope = read_rope(config, sizes.head_size, sizes.context)
-    # It turns the other way.
+    # Its rope rotates in the opposite direction.
     backwards = replace(rope, frequencies=tuple(-frequency for frequency in rope.frequencies))
     capped = config.stated("final_logit_softcapping", 15.0) is not None
     style = Style(

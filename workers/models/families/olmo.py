@@ -18,7 +18,7 @@ THETA = 500000.0
 
 def olmo(config: Config, begin: Begin) -> Program:
     clip = config.positive("clip_qkv", 0.0) if config.get("clip_qkv") is not None else 0.0
-    # Whatever is said of another kind of norm.
+    # Its layer norms have a fixed epsilon, whatever the configuration says.
     sizes = replace(read_sizes(config), epsilon=1e-5)
     bias = config.flag("attention_bias", False)
     return decoder(config, begin, sizes, Style(qkv_bias=bias, output_bias=bias, weightless=Norm.LAYER, clip=clip))

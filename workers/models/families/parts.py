@@ -1,4 +1,4 @@
-"""What the builders of several families share: names of tensors, activations, which layers have a window."""
+"""Shared by the builders of several families: names of tensors, activations, types of layers and windows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ACTIVATIONS = {
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
 
-# Which rows of a tensor are taken, from start to stop each, in the order in which they are wanted.
+# Ranges of a tensor's rows, (start, stop) each, in the order in which they are used.
 Ranges = tuple[tuple[int, int], ...]
-# Begins the program of a model of so large a vocabulary and so long a context.
+# (vocabulary, context) -> a Builder for the program.
 Begin = Callable[[int, int], Builder]
 
 
@@ -36,7 +36,7 @@ def activation(config: Config, key: str, default: str) -> Activation:
 
 
 def layer_types(config: Config, layers: int, usual: Callable[[int], str]) -> list[str]:
-    """Of each layer whether its attention has a window; ``usual`` where the configuration does not say."""
+    """ "layer_types" of the configuration, or ``usual(layer)`` for each layer."""
     types = config.get("layer_types") or [usual(layer) for layer in range(layers)]
     if len(types) != layers or not set(types) <= {SLIDING, FULL}:
         raise ModelError(f'{config.source}: the native engine cannot follow "layer_types": {types!r}')
@@ -73,7 +73,8 @@ class Linear:
 
 
 def paired_rows(heads: int, head_size: int, rotated: int, first: int = 0) -> Ranges:
-    """The rows of queries or keys whose rope turns neighbours (2i, 2i + 1), in the order in which ours turns halves.
+    """The rows of queries or keys for rope on neighbours (2i, 2i + 1), permuted for the kernels' rope, which rotates
+    halves.
 
     That is (i, i + rotated / 2) of every head's first ``rotated`` rows. Scores are sums over a head's columns, so the order
     changes none, as long as queries, keys, their biases and the norms of their heads share it. ``first``: the row where

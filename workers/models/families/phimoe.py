@@ -51,7 +51,7 @@ def phimoe(config: Config, begin: Begin) -> Program:
 
 
 def _rope(config: Config, head_size: int, context: int) -> Rope:
-    """Of long rope the frequencies of short rows hold for all, as in transformers, and one factor must."""
+    """As in transformers, long rope's short frequencies are used for all rows; both factors must be equal."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     stated = config.get(key) or {}
     kind = stated.get("rope_type") or stated.get("type") or "default" if isinstance(stated, Mapping) else "default"

@@ -1,4 +1,5 @@
-"""Llama's skeleton, which most families share: attention and a gated layer, each with norms and a residual around it."""
+"""The decoder layer of Llama, which most families share: attention and gated feed-forward, each with norms and a
+residual."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from outrider.workers.models.rope import Rope, read_rope
 
 
 class Norms(Enum):
-    """Where a layer's norms stand."""
+    """The positions of a layer's norms."""
 
     BEFORE = "before attention and the gated layer"
     BEHIND = "behind both, before the residual is added"
@@ -23,7 +24,7 @@ class Norms(Enum):
 
 
 class HeadNorms(Enum):
-    """What of queries and keys is normalised."""
+    """How queries and keys are normalised."""
 
     NONE = "nothing"
     EACH = "each head by itself"
@@ -56,7 +57,7 @@ def read_sizes(
     ffn: int | None = None,
     heads: int = 32,
 ) -> Sizes:
-    """The arguments are what the family takes where its configuration does not say."""
+    """The sizes in the configuration; the arguments are the family's defaults."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", heads)
     # Here null is a value: what follows from the other sizes.
     kv_heads = None if config.stated("num_key_value_heads", 0) is None else kv_heads

@@ -1,4 +1,4 @@
-"""StableLM: a gated layer behind the attention or beside it, rope on a quarter of each head, a norm for each head."""
+"""StableLM: gated feed-forward after attention or parallel to it, rope on a quarter of each head, a norm for each head."""
 
 from __future__ import annotations
 
