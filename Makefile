@@ -21,7 +21,7 @@ run: $(VENV)/installed ## install, and run the demo job
 	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
 
 test: $(VENV)/testable ## the fast tests, about two minutes
-	$(BIN)/python $(PARALLEL)
+	$(BIN)/python $(PARALLEL) --in-memory
 
 # Those that start a Ray wait for one another: they pin their actors to the machine's cores.
 test-slow: $(VENV)/testable ## the tests that start Ray, build kernels or kill processes

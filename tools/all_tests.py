@@ -51,7 +51,9 @@ class Tests:
     def command(self, logs: Path, again: bool) -> list[str]:
         cache, places, options = logs / f"cache-{self.name}", self.places, ["-m", self.marks, "--durations=30"]
         if self.parallel and not again:
-            return [self.python, "tools/parallel_tests.py", "--cache", str(cache), *places, "--", *options]
+            # No more than cores: there are the two other streams.
+            processes = ["--processes", str(min(len(os.sched_getaffinity(0)), 8))]
+            return [self.python, "tools/parallel_tests.py", *processes, "--cache", str(cache), *places, "--", *options]
         failed = ["--last-failed", "--last-failed-no-failures", "none"] if again else []
         return [self.python, "-m", "pytest", "-q", "-o", f"cache_dir={cache}", *options, *failed, *places]
 

@@ -1,6 +1,6 @@
 """pytest in several processes, where each takes the next file of tests when it has done one.
 
-    python tools/parallel_tests.py [--processes N] [--cache DIR] [FILE | FOLDER ...] [-- arguments of pytest]
+    python tools/parallel_tests.py [--processes N] [--in-memory] [--cache DIR] [FILE | FOLDER ...] [-- arguments of pytest]
 
 pytest-xdist has every process collect every file, and so import all that any test needs. Here half of the processes begin
 with the files that reach torch, the others with the rest, so that most modules are imported by one half only.
@@ -12,12 +12,16 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -30,6 +34,8 @@ HEAVY = re.compile(r"(torch|transformers|outrider\.workers\.models\.tokenizer)\b
 # Marks of what takes a minute or more: a compiler, or much of everything.
 LONG = re.compile(r"pytest\.mark\.(build|long)\b")
 MOST_PROCESSES = 8
+# Where a sync costs nothing, and the bytes that must be free there. The fast set takes some 2 GB.
+MEMORY, ENOUGH_MEMORY = Path("/dev/shm"), 6 << 30
 NO_TESTS, INTERRUPTED = 5, 130
 
 
@@ -60,10 +66,22 @@ def last_line(log: Path) -> str:
     return log.read_text(errors="replace").rstrip().rpartition("\n")[2].strip("= ")
 
 
-def started(files: list[str], claims: Path, log: Path, cache: Path, more: Sequence[str]) -> subprocess.Popen[bytes]:
+def place_in_memory() -> Path | None:
+    """For what tests write, where that fits; else it goes where it always does."""
+    with suppress(OSError):
+        if shutil.disk_usage(MEMORY).free >= ENOUGH_MEMORY <= psutil.virtual_memory().available:
+            return MEMORY
+    return None
+
+
+def started(
+    files: list[str], claims: Path, log: Path, cache: Path, temporary: Path | None, more: Sequence[str]
+) -> subprocess.Popen[bytes]:
     # Percentages would be those of a file. Side by side, a core each: torch's threads would wait for one another.
     options = ["-q", "-o", "console_output_style=classic", "-o", f"cache_dir={cache}", *more]
     environment = {"OMP_NUM_THREADS": "1", **os.environ, SHARED: json.dumps([files, str(claims)])}
+    if temporary is not None:
+        environment["TMPDIR"] = str(temporary)
     with log.open("wb") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
@@ -91,7 +109,10 @@ def main() -> int:
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=min(len(os.sched_getaffinity(0)), MOST_PROCESSES))
+    cores = len(os.sched_getaffinity(0))
+    # Tests wait for processes and for each other's answers, a fifth of their time.
+    parser.add_argument("--processes", type=int, default=min(cores + cores // 2, MOST_PROCESSES))
+    parser.add_argument("--in-memory", action="store_true", help="temporary files lie in /dev/shm, if that has room")
     parser.add_argument("--cache", type=Path, default=ROOT / ".pytest_cache")
     parser.add_argument("places", nargs="*", default=["tests"])
     arguments = parser.parse_args(words[:end])
@@ -99,13 +120,17 @@ def main() -> int:
         parser.error(f"{', '.join(missing)}: no such file or folder")
     began = time.monotonic()
     files = ordered(arguments.places)
-    with tempfile.TemporaryDirectory() as folder:
+    memory = place_in_memory() if arguments.in_memory else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        temporary = Path(folder) / "t" if memory else None
+        if temporary is not None:
+            temporary.mkdir()
         claims = Path(folder) / "claims"
         claims.mkdir()
         logs = [Path(folder) / f"{number}.log" for number in range(min(arguments.processes, len(files)))]
         caches = [log.with_suffix("") for log in logs]
         processes = [
-            started(files[:: -1 if number % 2 else 1], claims, log, cache, words[end + 1 :])
+            started(files[:: -1 if number % 2 else 1], claims, log, cache, temporary, words[end + 1 :])
             for number, (log, cache) in enumerate(zip(logs, caches, strict=True))
         ]
         interrupted = False

@@ -16,7 +16,7 @@ from outrider.runner.driving.replica import Replica
 from outrider.runner.job.journal import Journal
 from outrider.workers.messages import PartialTokens, Row
 
-SEEDS = 30
+SEEDS = 15
 # More: stress/orders.py.
 MANY_SEEDS = 800
 

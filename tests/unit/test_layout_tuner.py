@@ -36,6 +36,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     # Time is made up here, so what the fakes really take must not be learned.
     monkeypatch.setattr(tuner, "CostCurve", Fixed)
+    # Half the rounds between trials, so that half the rows show as many of them.
+    monkeypatch.setattr(tuner, "FIRST_PAUSE", tuner.FIRST_PAUSE // 2)
+    monkeypatch.setattr(tuner, "ROUNDS_BETWEEN_TRIALS", tuner.ROUNDS_BETWEEN_TRIALS // 2)
     return tmp_path
 
 
@@ -179,7 +182,7 @@ def test_a_short_job_waits_less_for_measurements_or_not_at_all(job_rows: int, me
 
 def test_what_cannot_be_faster_is_not_tried() -> None:
     bench = Bench(pass_on_fewer=10.0)
-    bench.work(rows(600))
+    bench.work(rows(300))
     assert set(bench.draft.layouts) <= {"shared", "plain"}
     assert bench.measured == [tuner.QUICK_PASSES]
     assert bench.tuner.record is not None
@@ -197,7 +200,7 @@ def test_a_short_job_does_not_look_at_other_cores() -> None:
 @pytest.mark.parametrize(("pass_seconds", "took"), [pytest.param(0.001, "plain", marks=pytest.mark.slow), (1.0, "shared")])
 def test_plain_decoding_is_known_without_being_tried(pass_seconds: float, took: str) -> None:
     bench = Bench(pass_seconds=pass_seconds, pass_on_fewer=10.0)
-    bench.work(rows(600))
+    bench.work(rows(300))
     assert bench.tuner.record is not None
     assert bench.tuner.record.took == took
     # When it is looked at again after a pause, the same follows.
@@ -224,7 +227,7 @@ def test_without_a_draft_nothing_is_tried_yet() -> None:
 
 def test_a_number_of_candidates_that_was_fixed_is_not_put_to_the_vote() -> None:
     bench = Bench(draft_tokens=3)
-    bench.work(rows(600))
+    bench.work(rows(300))
     assert set(bench.draft.layouts) == {"shared", "split"}
     assert bench.verifier.counters.proposed > 0
 
@@ -236,7 +239,7 @@ def test_a_layout_can_be_fixed() -> None:
     assert bench.verifier.counters.proposed == 0
     bench.tuner.fix(None)
     assert bench.draft.layouts == ["shared", "plain", "shared"]
-    bench.work(rows(600))
+    bench.work(rows(300))
     bench.tuner.fix("nothing of the kind")
     bench.tuner.fix(None)
     assert bench.draft.layouts[-1] == "split"
@@ -256,7 +259,7 @@ def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pyt
     assert again.tuner.record is not None
     assert "measured earlier" in again.tuner.record.sentence
     assert Bench("another pair").draft.layouts == ["shared"]
-    again.work(rows(600))
+    again.work(rows(300))
     assert set(again.draft.layouts) == {"shared", "split"}
 
 
@@ -312,7 +315,7 @@ def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
     names = [each.name for each in LAYOUTS if not each.plain]
     remember("pair", names, RememberedLayout("split", {"split": 2.0, "plain": 1.0}, plain_pass))
     bench = Bench("pair", pass_seconds=plain_pass)
-    bench.work(rows(600))
+    bench.work(rows(300))
     assert bench.verifier.counters.rounds > 32
     assert ("plain" in bench.draft.layouts) == (plain_pass < SECONDS["split"])
 
@@ -348,7 +351,7 @@ def test_a_layout_that_the_first_would_have_beaten_is_left(step: float, last: st
     remember("pair", names, RememberedLayout("split", {"split": 2.0}, 0.015))
     bench = Bench("pair", pass_seconds=0.015, draft_tokens=3)
     bench.draft.step = step
-    bench.work(rows(600))
+    bench.work(rows(300))
     assert bench.draft.layouts[-1] == last
     known = recall("pair", names)
     assert known is not None and known.took == last
@@ -362,6 +365,6 @@ def test_cores_given_up_in_a_disturbed_second_are_taken_back(monkeypatch: pytest
     bench = Bench("pair", pass_seconds=0.001)
     bench.draft.step = 0.0
     bench.tuner._verifying, bench.tuner._verifying_at_start = 0.05, 0.001
-    bench.work(rows(600))
+    bench.work(rows(300))
     assert bench.draft.layouts[0] == "split"
     assert bench.draft.layouts[1] == "shared"

@@ -87,6 +87,7 @@ KEPT = [(2, 64, BRAIN), (3, 32, BRAIN), (4, 32, HALF), (4, 64, BRAIN), (4, 128, 
 WIDE = {"tie_word_embeddings": True, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("bits", "group", "dtype"), KEPT)
 def test_affine_codes_stay_as_groups_of_32(bits: int, group: int, dtype: torch.dtype, tmp_path: Path) -> None:
     """Each number that is stored is the one that the codes stand for. Scales may be negative."""
@@ -106,6 +107,7 @@ def test_affine_codes_stay_as_groups_of_32(bits: int, group: int, dtype: torch.d
     checkpoint.close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "granite-moe", "lfm2"])
 def test_experts_lie_together_and_taps_turned_round(name: str, tmp_path: Path) -> None:
     model = mlx_model(tmp_path, name, affine(4), FOUR)
@@ -133,6 +135,7 @@ def test_families_have_names_and_norms_of_their_own(name: str, changes: dict[str
     assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe-lite"])
 @pytest.mark.parametrize("quantised", [True, False])
 def test_latent_attention_has_its_matrices_by_heads(name: str, quantised: bool, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,27 @@ def test_what_a_file_imports(tmp_path: Path) -> None:
     assert "numpy" in reached(file, at_once=True) and "torch" not in reached(file, at_once=True)
 
 
+@pytest.mark.parametrize(("free", "available", "memory"), [(8, 8, True), (1, 8, False), (8, 1, False)])
+def test_temporary_files_lie_in_memory_where_that_has_room(
+    free: int, available: int, memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel_tests, "MEMORY", tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=free << 30))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=available << 30))
+    assert parallel_tests.place_in_memory() == (tmp_path if memory else None)
+
+
+def test_a_process_of_tests_puts_its_temporary_files_there(tmp_path: Path) -> None:
+    (claims := tmp_path / "claims").mkdir()
+    (own := tmp_path / "own").mkdir()
+    (file := tmp_path / "test_it.py").write_text("def test_it(tmp_path):\n    (tmp_path / 'written').touch()\n")
+    with parallel_tests.started(
+        [str(file)], claims, tmp_path / "log", tmp_path / "cache", own, ["--rootdir", str(tmp_path)]
+    ) as it:
+        assert it.wait() == 0, (tmp_path / "log").read_text()
+    assert list(own.rglob("written"))
+
+
 class Ended:
     def __init__(self, code: int) -> None:
         self._code = code
@@ -63,8 +85,8 @@ def test_one_that_fails_is_the_failure_of_all(
 ) -> None:
     left = iter(codes)
 
-    def started(files: list[str], claims: Path, log: Path, cache: Path, more: Any) -> Ended:
-        assert more == ["-x"]
+    def started(files: list[str], claims: Path, log: Path, cache: Path, temporary: Path | None, more: Any) -> Ended:
+        assert more == ["-x"] and temporary is None
         ended = next(left)
         log.write_text("....\n=== short test summary info ===\nwhat it says\n=== 4 passed ===\n")
         (cache / "v" / "cache").mkdir(parents=True)

@@ -214,6 +214,7 @@ def test_a_router_and_a_head_may_be_quantised_too(layout: str, tmp_path: Path) -
     check(model, kept="bf16" if layout.startswith("fp8") else "w8af32")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("version", [1, 2])
 def test_gptq_of_three_bits_has_codes_in_two_words(version: int, tmp_path: Path) -> None:
     """32 rows, and columns, lie in three words."""

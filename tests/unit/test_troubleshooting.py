@@ -23,6 +23,7 @@ LEAST_WORDS = 2
 ENOUGH_WORDS = 5
 
 
+@cache
 def words(text: str) -> list[str]:
     return re.findall(r"[\w'-]{2,}", text.replace("…", " "))
 
@@ -42,12 +43,15 @@ def quotes() -> list[str]:
 
 def stands_in(quote: str, text: str) -> bool:
     """Whether a text says what is quoted, "…" standing for anything in either."""
-    return _pattern(quote).search(text) is not None
+    parts, pattern = _pattern(quote)
+    # Nearly no text has all parts, and to look for them takes a tenth of the time.
+    return all(part in text for part in parts) and pattern.search(text) is not None
 
 
 @cache
-def _pattern(quote: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(part.strip()) for part in quote.strip("… ").split("…")))
+def _pattern(quote: str) -> tuple[list[str], re.Pattern[str]]:
+    parts = [part.strip() for part in quote.strip("… ").split("…")]
+    return parts, re.compile(".*".join(map(re.escape, parts)))
 
 
 def listed(sentence: Sentence) -> bool:
