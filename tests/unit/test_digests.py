@@ -234,6 +234,6 @@ def test_it_is_told_whether_it_is_read_again(cache: Path, monkeypatch: pytest.Mo
     if not there:
         cache.write_text("a file where the cache should be")
     heard: list[str] = []
-    monkeypatch.setattr(tokenizer_process, "_news", SimpleNamespace(send=heard.append), raising=False)
+    monkeypatch.setattr(tokenizer_process, "_messages", SimpleNamespace(send=heard.append), raising=False)
     tokenizer_process._tell_of_reading(3 * 10**9)
     assert heard[0].startswith(f"reading 3.0 GB of weights to know them again; {said}")
