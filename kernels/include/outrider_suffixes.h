@@ -1,5 +1,5 @@
-/* The C interface of what finds repetitions in texts. It needs no engine, and has the number of the interface (OUTRIDER_ABI) and the
- * status codes of outrider_kernels.h.
+/* The C interface of suffix decoding: candidates from repetitions in texts. It needs no engine, and shares OUTRIDER_ABI and the status
+ * codes with outrider_kernels.h.
  */
 #ifndef OUTRIDER_SUFFIXES_H
 #define OUTRIDER_SUFFIXES_H
@@ -10,35 +10,34 @@
 extern "C" {
 #endif
 
-/* Rows whose texts have grown, and what texts like them went on with. */
+/* Rows that have gained tokens, and the candidates for what comes next. */
 typedef struct outrider_suffix_rows {
   int32_t count;
-  const int64_t *keys;    /* [count] a number of each row's own; one that is not known begins a row */
-  const int32_t *prompts; /* [count] of a row that begins, how many of its tokens nobody wrote */
-  const int32_t *gained;  /* [count] the tokens that each row has gained; those of a row that begins are all */
+  const int64_t *keys;    /* [count] the id of each row; an unknown one begins a row */
+  const int32_t *prompts; /* [count] for a new row the length of its prompt */
+  const int32_t *gained;  /* [count] how many tokens each row has gained; for a new row the whole text */
   const int32_t *tokens;  /* [sum of gained] */
-  const int32_t *most;    /* [count] how many candidates are wanted, at most stride */
+  const int32_t *most;    /* [count] the most candidates wanted, at most stride */
   int32_t stride;
-  double least_reach;   /* candidates are left out from the first on whose reach is lower */
-  int32_t *made;        /* out [count] how many candidates there are */
+  double least_reach;   /* the candidates end before the first one with a lower reach */
+  int32_t *made;        /* out [count] the number of candidates */
   int32_t *candidates;  /* out [count, stride] */
-  double *reaches;      /* out [count, stride] the chance that a candidate and all before it hold; falling */
-  uint8_t *from_others; /* out [count, stride] whether the longest match behind it is one of another row's answer */
+  double *reaches;      /* out [count, stride] the probability that a candidate and all before it are accepted; falling */
+  uint8_t *from_others; /* out [count, stride] whether the longest match that votes for it is in another row's answer */
 } outrider_suffix_rows;
 
 typedef struct outrider_suffixes outrider_suffixes;
 
-/* Texts that repeat themselves (suffixes.cpp): the longest matches of a row's end in its own text, and in what the last
- * `tokens` tokens of all rows' answers hold, vote for what comes next; what became of earlier votes says with which chance. For
- * one thread at a time. */
+/* Suffix decoding (suffixes.cpp): the longest matches of a row's end, in its own text and in the last `tokens` tokens of all rows'
+ * answers, vote for the next token. Its probability is learned from the outcomes of earlier votes. One thread at a time. */
 OUTRIDER_API int32_t outrider_suffixes_create(int64_t tokens, outrider_suffixes **suffixes);
 OUTRIDER_API void outrider_suffixes_destroy(outrider_suffixes *suffixes);
-/* What the answers take at most; rows under way take some 45 to 85 bytes a token beside that. */
+/* The most bytes that the answers take; in addition, each row in progress takes some 45 to 85 bytes a token. */
 OUTRIDER_API int64_t outrider_suffixes_bytes(const outrider_suffixes *suffixes);
 OUTRIDER_API int32_t outrider_suffixes_advance(outrider_suffixes *suffixes, const outrider_suffix_rows *rows);
-/* A row ends with these last tokens. A key that is not known is no matter. */
+/* Ends a row, whose last tokens are these. An unknown key is ignored. */
 OUTRIDER_API int32_t outrider_suffixes_end(outrider_suffixes *suffixes, int64_t key, const int32_t *tokens, int32_t count);
-/* An answer that was written elsewhere. */
+/* Adds an answer that was written elsewhere. */
 OUTRIDER_API int32_t outrider_suffixes_learn(outrider_suffixes *suffixes, const int32_t *tokens, int32_t count);
 
 #ifdef __cplusplus
