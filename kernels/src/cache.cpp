@@ -7,9 +7,9 @@
 
 namespace outrider {
 namespace {
-// Memory is asked for in pieces about this large.
+// Memory is allocated in slabs of about this size.
 constexpr int64_t kSlabBytes = int64_t{64} << 20;
-// Rows' first tokens, and not what an unheard-of number of rows could come to.
+// The most that reserve() allocates: enough for the first tokens of the rows, whatever number of rows is asked for.
 constexpr int64_t kMostReserved = int64_t{2} << 30;
 }  // namespace
 
@@ -31,7 +31,8 @@ int32_t Cache::grow() {
   if (!memory) return fail(OUTRIDER_NO_MEMORY, "no memory for %lld more bytes of cache", static_cast<long long>(bytes));
   slabs_.push_back({memory, bytes});
   bytes_held_ += bytes;
-  // The lowest block is taken first, so that short runs touch little memory: the last of these comes first.
+  // take() pops the last element. The new blocks are stored in descending order, so that the lowest is taken first: short jobs touch
+  // little memory.
   free_.insert(free_.begin(), static_cast<size_t>(blocks), 0);
   for (int64_t i = 0; i < blocks; ++i) {
     free_[static_cast<size_t>(blocks - 1 - i)] = static_cast<int>(data_.size());

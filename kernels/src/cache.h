@@ -1,4 +1,4 @@
-// The paged cache: blocks of 32 tokens, each with the keys and values of all layers, counted by reference.
+// The paged KV cache: reference-counted blocks of 32 tokens, each with the keys and values of all layers.
 #ifndef OUTRIDER_SRC_CACHE_H
 #define OUTRIDER_SRC_CACHE_H
 
@@ -11,12 +11,12 @@
 
 namespace outrider {
 
-// Where one layer's heads lie within a block: the keys of all, then the values of all. So a pass over several heads reads on and
-// on, where areas of a page each would have to be looked up one by one.
+// Offsets of one layer's heads within a block: the keys of all heads, then the values of all heads. So attention over several heads
+// reads contiguous memory; separate areas in pages of their own would each need an address translation.
 struct CacheLayer {
-  int64_t keys = 0;                        // where the first head's begin
+  int64_t keys = 0;                        // of the first head
   int64_t values = 0;                      // likewise
-  int64_t key_bytes = 0, value_bytes = 0;  // of one head
+  int64_t key_bytes = 0, value_bytes = 0;  // bytes of one head
 };
 
 class Cache {
@@ -26,9 +26,9 @@ class Cache {
   Cache(const Cache &) = delete;
   Cache &operator=(const Cache &) = delete;
 
-  // A block with one reference, or -1 and the status in *status.
+  // Returns a block with one reference; or -1, with the status in *status.
   int take(int32_t *status);
-  // Where the first `blocks` blocks lie, of kMostReserved bytes at most: for whoever has their memory taken before the work.
+  // Grows the cache to `blocks` blocks, kMostReserved bytes at most, and appends their memory to *memory for the caller to touch.
   int32_t reserve(int64_t blocks, std::vector<Pages> *memory);
   void retain(int block) { ++references_[static_cast<size_t>(block)]; }
   void release(int block);

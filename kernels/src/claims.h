@@ -1,4 +1,4 @@
-// How the threads of a pass share out an operation's items: each goes through a share of its own, and then helps the others.
+// Work stealing between the threads of a pass: each thread takes the items of its own share of an operation, then those left in others'.
 #ifndef OUTRIDER_SRC_CLAIMS_H
 #define OUTRIDER_SRC_CLAIMS_H
 
@@ -9,8 +9,8 @@
 
 namespace outrider {
 
-// How many items of each thread's share of every operation are taken. The counters of one share lie in lines of memory that those
-// of no other lie in: a line that cores write in turn takes as long as memory does where they do not share a cache.
+// Counters of the items taken from each thread's share of every operation. Counters of different shares never lie in the same cache
+// line: a line that two cores write in turn costs as much as a memory access if the cores share no cache.
 class Claims {
  public:
   void resize(size_t operations, int threads) {
@@ -23,8 +23,9 @@ class Claims {
       for (std::atomic<int64_t> &taken : line.taken) taken.store(0, std::memory_order_relaxed);
   }
 
-  // The next of `count` items, of which every thread has an even share, or -1 behind the last. *owner says whose share it is of,
-  // and is the thread itself at first. The first `own` items of a share are its owner's without a claim.
+  // Takes the next of `count` items, which are divided evenly into a share for each thread; -1 when none is left. *owner is the thread
+  // whose share is being taken from; the caller initialises it to `thread`. The first `own` items of each share are left out: the
+  // owner takes them without a claim.
   int64_t next(size_t operation, int64_t count, int thread, int *owner, int64_t own = 0) {
     do {
       const int64_t first = count * *owner / threads_ + own, end = count * (*owner + 1) / threads_;
@@ -36,11 +37,11 @@ class Claims {
   }
 
  private:
-  // The next of `count` items of an owner's share, counted from its first, or -1 behind the last.
+  // Takes the next of the `count` items of an owner's share; -1 when none is left.
   int64_t take(size_t operation, int owner, int64_t count) {
     Line &line = counters_[static_cast<size_t>(owner) * lines_ + operation / kCounters];
     std::atomic<int64_t> &taken = line.taken[operation % kCounters];
-    // Whoever only looks takes the line from nobody.
+    // A load first: it leaves the line shared, where fetch_add would take it away from the other cores.
     if (taken.load(std::memory_order_relaxed) >= count) return -1;
     const int64_t item = taken.fetch_add(1, std::memory_order_relaxed);
     return item < count ? item : -1;
@@ -52,7 +53,7 @@ class Claims {
   };
 
   int threads_ = 0;
-  size_t lines_ = 0;            // of one share
+  size_t lines_ = 0;            // for each share
   std::vector<Line> counters_;  // [threads][lines]
 };
 

@@ -5,12 +5,12 @@
 namespace outrider {
 namespace {
 
-// By so much (natural logarithms of odds) the scores of the wrong token and of the right one change for the state that they were
-// scored from: less where another state is less like it.
+// One step changes the scores of the right and the wrong token by this (in logits) for the same state; for another state by this times
+// the projection of that state onto this one.
 constexpr float kStep = 0.5f;
-// Of a right choice whose runner-up was so near as much is learned as of a wrong one.
+// A right choice with a smaller margin than this teaches as much as a wrong choice.
 constexpr double kClose = 1.0;
-// By so much what a repetition adds changes with a wrong choice.
+// The change of a repetition's bonus after a wrong choice.
 constexpr float kRepetitionStep = 0.1f;
 
 }  // namespace
@@ -26,7 +26,7 @@ void Corrections::add(const Kernels &kernels, const float *state, const Repetiti
 }
 
 int Corrections::learn(const Kernels &kernels, const KeptChoice &choice, const float *state, int32_t right) {
-  // Behind a mask that allowed nothing there was no choice.
+  // There was no choice if its mask allowed no token.
   if (choice.own < 0 || choice.corrected < 0) return 0;
   const bool corrected_right = choice.corrected == right;
   const int good = static_cast<int>(corrected_right) - static_cast<int>(choice.own == right);
@@ -41,7 +41,7 @@ int Corrections::learn(const Kernels &kernels, const KeptChoice &choice, const f
   float square = 0.0f;
   centre(kernels, state, centred_.data());
   kernels.products(centred_.data(), stride_, 1, centred_.data(), width_, &square);
-  // From a state without a direction nothing is learned.
+  // A state equal to the mean gives no direction to move the vectors in.
   if (!(square > 0.0f)) return good;
   ++time_;
   move(kernels, right, kStep / square, centred_.data());
@@ -58,7 +58,7 @@ void Corrections::move(const Kernels &kernels, int32_t token, float by, const fl
   kernels.scaled(state, by, vector, vector, width_);
 }
 
-// The token's vector, a new one in the place of that which was changed longest ago where there are enough.
+// The token's vector. A new one is zero, and replaces the least recently changed one when there are `most_`.
 float *Corrections::vector_of(int32_t token) {
   size_t at = static_cast<size_t>(std::find(tokens_.begin(), tokens_.end(), token) - tokens_.begin());
   if (at == tokens_.size()) {

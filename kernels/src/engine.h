@@ -18,10 +18,10 @@
 
 namespace outrider {
 
-// With which frequencies a row's keys have been computed: in most programs there is one set of them.
+// The rope frequencies of a row's keys, in programs that change them with the row's length (Engine::longest); kNone in all others.
 enum class RowRope { kNone, kUsual, kLong };
 
-// A pass may go through the program in so many parts, one after the other.
+// A pass consists of at most this many parts (Part).
 constexpr size_t kMostParts = 2;
 
 struct RowState {
@@ -29,28 +29,28 @@ struct RowState {
   int32_t prompt = 0;
   std::vector<int32_t> history;  // every token in the cache
   std::vector<int> blocks;
-  RowRope rope = RowRope::kNone;  // of none the history has no blocks, and has to be fed anew
-  int32_t begin = 0;              // tokens before this one have been skipped, and nobody sees them
-  // What the last token has left for the next, where the row was so long: TAKE_IN's programs.
+  RowRope rope = RowRope::kNone;  // kNone where longest > 0: no keys yet, the history must be recomputed
+  int32_t begin = 0;              // tokens before this one were skipped; no query attends to them
+  // What LEAVE stored for the row's last token, and the length of the row then.
   std::vector<float> left;
   size_t left_at = 0;
   Recurrence recurrence;
   Sampling sampling;
-  // With corrections the latest choices, and the states that they were made from.
-  std::vector<KeptChoice> kept;  // [kKeptChoices], by the tokens before them
+  // With corrections: the latest choices, and the hidden states that they were made from.
+  std::vector<KeptChoice> kept;  // [kKeptChoices], index: number of tokens before the choice, modulo kKeptChoices
   std::vector<float> kept_states;
 };
 
-// Columns of a head's values, which may be others than those of its keys.
+// Columns of a value head; they may differ from those of a key head (head_size).
 inline int32_t value_size(const outrider_op &op) { return op.value.width / op.kv_heads; }
 
-// Whether the values are the last columns of the only head's keys: in int8 they are kept once then, as these.
+// Whether there is one kv head whose values are the last columns of its keys. An int8 cache then stores them only once, in the keys.
 inline bool value_in_key(const outrider_op &op) {
   return op.kv_heads == 1 && op.key.buffer == op.value.buffer && op.value.width < op.key.width &&
          op.key.offset + op.key.width == op.value.offset + op.value.width;
 }
 
-// Sines and cosines of one set of frequencies, for every token of the batch.
+// Rope's sines and cosines for every token of the batch, by one set of frequencies.
 struct Rotation {
   int32_t weight, long_weight;
   float factor;
@@ -58,7 +58,7 @@ struct Rotation {
   Scratch tables;  // [tokens][cosine: half, sine: half], half rounded up to 16
 };
 
-// How often guesses of one kind have held, what is longer ago counting less.
+// How often guesses of one kind were right, with exponential decay.
 struct GuessRecord {
   double held = 2.0, tried = 4.0;
   double chance() const { return held / tried; }
@@ -86,7 +86,7 @@ struct Engine {
   int32_t shorten(int tokens);
   int32_t learn(int row, int first, const int32_t *tokens, int count, int32_t *better, int32_t *worse);
   int32_t rank(int choice, const uint32_t *mask, int mask_words, int count, int32_t *tokens);
-  // Null of a matrix that is never multiplied in pairs. Those of experts lie behind the first one's.
+  // Null for a matrix that is never multiplied in pairs. `weight` is the first expert's; the constants of the others follow.
   const int32_t *pair_constants_of(int weight, int expert = 0) const;
   int fewest_in_pairs_of(const outrider_weight &weight) const {
     return weight.scales == OUTRIDER_FACTORS ? fewest_of_factors_in_pairs : fewest_of_words_in_pairs;
@@ -96,29 +96,30 @@ struct Engine {
   std::vector<outrider_op> ops;
   std::vector<outrider_weight> weights;
   std::vector<int32_t> widths;
-  // [weights] of those that are multiplied in pairs, or of the first of such experts, else null; empty where none is.
+  // [weights] constants of matrices that are multiplied in pairs (all experts' at the first one's index), else null. Empty if there are
+  // none.
   std::vector<std::unique_ptr<Scratch>> pair_constants;
-  int fewest_of_words_in_pairs = 0, fewest_of_factors_in_pairs = 0;  // tokens; 0: never
-  int64_t bytes_multiplied = 0;                                      // of all matrices that are multiplied
+  int fewest_of_words_in_pairs = 0, fewest_of_factors_in_pairs = 0;  // tokens of a pass; 0: never
+  int64_t bytes_multiplied = 0;  // of all matrices that every pass reads, not those of experts
   HalvesChoice halves;
-  std::vector<int32_t> next_linear;  // [ops] the matrix product after each operation, -1 behind the last
+  std::vector<int32_t> next_linear;  // [ops] the next LINEAR after each operation, -1: none
   int32_t vocabulary = 0, context = 0;
   int64_t first_select = 0;              // the first operation that is a SELECT
-  int32_t handed_out = 0, taken_in = 0;  // columns of states
-  int32_t longest = 0;                   // the longest row that the usual frequencies hold for, 0: all
+  int32_t handed_out = 0, taken_in = 0;  // columns of hidden states
+  int32_t longest = 0;                   // the longest row with the usual rope frequencies, 0: they never change
   int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
   RecurrencePlan recurrence;
-  bool stepping = false;  // whether rows go on by themselves, and may be taken back to before they did
+  bool stepping = false;  // in decode(): its tokens may be taken back by truncation
   std::array<GuessRecord, kRepetitionKinds> guess_records;
   std::unique_ptr<Corrections> corrections;    // or null
-  std::unique_ptr<Shortlist> shortlist;        // likewise
-  outrider_op whole_head{};                    // beside a shortlist, the matrix product that it takes the place of
-  outrider_slice states_of_choices{-1, 0, 0};  // what the head multiplies, once it is known
-  int64_t experts_read = 0;                    // by the latest forward, over all layers
-  // Of the latest pass, while its logits are there: where each of its choices was made. A branch's row is -1.
+  std::unique_ptr<Shortlist> shortlist;        // or null
+  outrider_op whole_head{};                    // with a shortlist: the LM head over the whole vocabulary
+  outrider_slice states_of_choices{-1, 0, 0};  // with corrections: the input of the LM head
+  int64_t experts_read = 0;                    // distinct experts used by the latest forward, summed over all layers
+  // Where each choice of the latest pass was made, as long as its logits are in memory. The row of a choice after a branch is -1.
   struct Choosing {
-    int32_t row = -1, length = 0;  // the choice is what comes behind so many tokens of the row
+    int32_t row = -1, length = 0;  // the choice follows this many tokens of the row
     int32_t token = 0;             // or -1
     const float *logits = nullptr;
   };
@@ -134,7 +135,7 @@ struct Engine {
   int32_t check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected);
   int32_t check_experts(const outrider_op &op) const;
   int32_t check_heads(const outrider_op &op) const;
-  // Whether so many weights from one on are matrices in tiles, all of one shape and storage.
+  // Whether `count` weights from `weight` on are matrices in tiles with the same shape and storage.
   bool are_alike(int32_t weight, int32_t count) const;
   int32_t check_choice(const outrider_op &op) const;
   int32_t check_slice(const outrider_slice &slice, int width, const char *what) const;
@@ -146,20 +147,20 @@ struct Engine {
   void plan_pairs_of(int weight, int expert, int tile);
   bool in_pairs(const outrider_weight &weight) const;
   void plan_linear();
-  // The matrix product that makes the scores, or null.
+  // The LINEAR that computes the logits (the LM head), or null.
   outrider_op *head();
   void meet(const int32_t *tokens, int count);
   void score_all();
   int32_t run(const outrider_batch &batch);
-  // A pass in which every row's keys are those of one set of frequencies, and the passes that a batch takes to be that.
+  // One pass, in which all keys of a row have the same rope frequencies; and the passes into which a batch is split to achieve that.
   int32_t run_pass(const outrider_batch &batch);
   int32_t run_by_length(const outrider_batch &batch);
-  // Brings a row's text up to there into its cache, a part after the other.
+  // Computes the row's tokens up to `until`, a few at a time (prefill).
   int32_t read(int32_t id, const std::vector<int32_t> &text, int32_t until);
-  // A batch with rows whose recurrent state is behind fewer tokens than they have.
+  // Runs a batch with rows whose recurrent state covers fewer tokens than they have (see lacks).
   int32_t run_with_lacking(const outrider_batch &batch);
   bool lacks(const outrider_batch &batch) const;
-  // Tokens of the row that have been computed: all, unless a recurrent state was lost.
+  // Tokens of the row that have been computed: all, unless a truncation lost the recurrent state.
   int32_t cached(const RowState &row) const {
     return recurrence.empty() ? static_cast<int32_t>(row.history.size()) : row.recurrence.computed();
   }
@@ -173,14 +174,14 @@ struct Engine {
   float *buffer(const outrider_slice &slice) const {
     return buffers[static_cast<size_t>(slice.buffer)]->as<float>() + slice.offset;
   }
-  // Floats from one row of a buffer to the next: an odd number of lines of memory. A tile's outputs are written for one row after
-  // the other, and rows a power of two apart would share a few sets of the nearest cache.
+  // Floats from one row of a buffer to the next: an odd number of cache lines. A tile's outputs are written row by row, and rows a power
+  // of two apart would map to a few sets of the L1 cache.
   int64_t stride(int buffer) const { return (round_up(widths[static_cast<size_t>(buffer)], kLanes) / kLanes | 1) * kLanes; }
   int64_t stride(const outrider_slice &slice) const { return stride(slice.buffer); }
 
   std::vector<std::unique_ptr<Scratch>> buffers;
   std::vector<std::unique_ptr<Rotation>> rotations;
-  // A thread's tile of E4M3, as bf16.
+  // Where a thread expands a tile of E4M3 to bf16.
   char *expanded_of(int thread) const { return most_expanded ? expanded.as<char>() + thread * most_expanded : nullptr; }
 
   Scratch words, scales, offsets, starts, less, attention, expanded;

@@ -26,7 +26,7 @@ bool HalvesChoice::next(int tokens, int64_t cache_bytes) {
   }
   if (kept_ > 0 || tried_ == kTrials) tried_ = 0;
   kept_ = 0;
-  // A pass that went whole is compared with one in halves right behind it.
+  // A trial is a whole pass and then a pass in halves of about the same size.
   if (whole_seconds_ > 0.0 && !size_.is_like(whole_size_, kMostApart)) whole_seconds_ = 0.0;
   return halves_ = whole_seconds_ > 0.0;
 }

@@ -1,5 +1,5 @@
-// Whether passes go through the program whole or in halves (pass_halves.cpp): the bits are the same, and which is quicker depends on how
-// fast memory and products are here. So both are tried in turn, and the quicker one is kept to for a while.
+// Chooses whether passes run whole or in two halves (pass_halves.cpp). Results have the same bits; which is faster depends on the
+// machine's memory bandwidth and arithmetic. So both are tried alternately, and the faster one is used for the next kKept passes.
 #ifndef OUTRIDER_SRC_HALVES_CHOICE_H
 #define OUTRIDER_SRC_HALVES_CHOICE_H
 
@@ -12,14 +12,13 @@ namespace outrider {
 
 class HalvesChoice {
  public:
-  // OUTRIDER_HALVES of the environment, 0 or 1, takes the choice away: for tests and measurements. It is no_choice() if it is
-  // anything else.
+  // The environment variable OUTRIDER_HALVES, 0 or 1, forces the choice, for tests and measurements. no_choice(): it has another value.
   HalvesChoice();
   bool no_choice() const { return forced_ == kNoChoice; }
   bool always() const { return forced_ == 1; }
-  // Whether the next pass, over so many tokens and bytes of keys and values, goes in halves.
+  // Whether the next pass, over so many tokens and bytes of keys and values, is to run in halves.
   bool next(int tokens, int64_t cache_bytes);
-  // What that pass took.
+  // Reports the time of that pass.
   void took(double seconds);
 
  private:
@@ -29,9 +28,9 @@ class HalvesChoice {
   };
   static constexpr size_t kTrials = 5;
   static constexpr int kKept = 250;           // passes
-  static constexpr double kMostApart = 1.25;  // sizes of two passes that are compared, by a factor
-  static constexpr double kOtherWork = 2.0;   // sizes for which the choice is made anew
-  static constexpr double kWorthIt = 0.98;    // halves are taken if they need at most so much of the time
+  static constexpr double kMostApart = 1.25;  // two passes are compared if their sizes differ by at most this factor
+  static constexpr double kOtherWork = 2.0;   // a pass whose size differs by more than this factor starts new trials
+  static constexpr double kWorthIt = 0.98;    // halves are chosen if the median of halves / whole is at most this
 
   static constexpr int kFree = -1, kNoChoice = -2;
   int forced_ = kFree;  // or 0, 1
@@ -39,7 +38,7 @@ class HalvesChoice {
   bool halves_ = false;
   Size size_, chosen_for_;
   Size whole_size_;
-  double whole_seconds_ = 0.0;  // a token's, of the pass that went whole, 0: none yet
+  double whole_seconds_ = 0.0;  // per token of the latest whole pass in a trial; 0: none yet
   std::array<double, kTrials> ratios_{};
   size_t tried_ = 0;
 };

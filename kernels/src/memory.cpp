@@ -12,9 +12,9 @@ namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
-// A process bound to several memory nodes has threads on several, and each of them may work on any tile: pages then lie on the
-// nodes in turn. Left to first touch they would lie wherever the loading threads happened to run. Best effort: where the system
-// refuses (containers may), the memory works all the same.
+// Interleaves pages over the NUMA nodes of a process that is bound to several: its threads run on all of these nodes, and each may work
+// on any tile. First touch would place pages on the nodes where the loading threads happened to run. Best effort: where the system
+// refuses (containers may), the memory is used as it is.
 void interleave(void *memory, size_t bytes) {
   constexpr int kWordBits = 8 * sizeof(unsigned long), kWords = 1024 / kWordBits;
   unsigned long nodes[kWords] = {};
@@ -30,7 +30,7 @@ void interleave(void *memory, size_t bytes) {
 void *allocate_pages(int64_t bytes) {
   if (bytes <= 0) return nullptr;
   const int64_t size = round_up(bytes, kHugePage);
-  // One page more than needed is mapped, and what lies before and after the aligned part is given back.
+  // One huge page more than needed is mapped; the parts before and after the aligned range are unmapped again.
   char *mapped = static_cast<char *>(mmap(nullptr, static_cast<size_t>(size + kHugePage), PROT_READ | PROT_WRITE,
                                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (mapped == MAP_FAILED) return nullptr;
@@ -50,13 +50,13 @@ void touch_pages(void *memory, int64_t bytes) {
 #ifndef MADV_POPULATE_WRITE
   constexpr int MADV_POPULATE_WRITE = 23;
 #endif
-  // Best effort: older systems refuse, and the first use takes the memory then.
+  // Best effort: where an older kernel refuses, pages are allocated at first use.
   if (memory) madvise(memory, static_cast<size_t>(bytes), MADV_POPULATE_WRITE);
 }
 
 bool Scratch::reserve(int64_t bytes) {
   if (bytes <= bytes_) return true;
-  // A quarter more than asked for, so that slowly growing batches do not allocate every time.
+  // A quarter more than requested, so that slowly growing batches do not allocate each time.
   const int64_t wanted = bytes + bytes / 4;
   void *grown = allocate_pages(wanted);
   if (!grown) return false;

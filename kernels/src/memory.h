@@ -15,10 +15,10 @@ struct Pages {
 
 void *allocate_pages(int64_t bytes);
 void free_pages(void *memory, int64_t bytes);
-// Has the system find memory for these pages now. Where a virtual machine's own memory is lent, 2 MB can take 5 ms.
+// Makes the system allocate these pages now. In a virtual machine whose memory is lent, a 2 MB page can take 5 ms at first touch.
 void touch_pages(void *memory, int64_t bytes);
 
-// Scratch that only ever grows; its content does not survive growing.
+// Scratch memory that only grows. Growing discards its content.
 class Scratch {
  public:
   ~Scratch() { free_pages(memory_, bytes_); }

@@ -1,4 +1,4 @@
-// The sentence behind a status code, one for each thread.
+// The error message that goes with a status code; each thread has its own.
 #ifndef OUTRIDER_SRC_MESSAGE_H
 #define OUTRIDER_SRC_MESSAGE_H
 

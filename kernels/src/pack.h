@@ -14,23 +14,23 @@ int32_t pack_codes(const outrider_weight &weight, int first_row, int count, cons
 // Rounds one row of floats to FACTORS.
 int32_t pack_factors(const Kernels &kernels, const outrider_weight &weight, int row, const float *values, char *tile,
                      int lane);
-// The fp16 number that equals the value; false where there is none.
+// The fp16 number that equals the value; false if there is none.
 bool exact_half(float value, uint16_t *half);
 int32_t pack_order(const outrider_weight &weight, const int32_t *order);
 
-// The numbers that one row of a matrix of codes stands for, as storage.py's unpack has them.
+// Dequantises one row of a matrix of codes, as storage.py's unpack does.
 void unpack_row(const outrider_weight &weight, int row, float *out);
 
-// Where a row of a matrix lies: in this tile, at this lane.
+// The position of a row in a packed matrix.
 struct Lane {
   int tile, lane;
 };
 Lane lane_of(const outrider_weight &weight, int row);
-// Copies a row between matrices that differ by the number of their rows alone.
+// Copies a row between matrices that differ only in their number of rows.
 void copy_row(const outrider_weight &from, int from_row, const outrider_weight &to, int to_row);
-// Likewise the order of their columns, where they have one.
+// Copies the order of the columns, if the matrices have one.
 void copy_order(const outrider_weight &from, const outrider_weight &to);
-// Where the order of an ordered weight's columns lies.
+// The offset in bytes of the column order in an ordered weight's data.
 int64_t order_offset(const outrider_weight &weight);
 
 }  // namespace outrider

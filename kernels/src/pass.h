@@ -1,4 +1,4 @@
-// One forward pass: its plan, its operations, and how its threads divide them.
+// One forward pass: its plan, its operations, and how the threads divide them.
 #ifndef OUTRIDER_SRC_PASS_H
 #define OUTRIDER_SRC_PASS_H
 
@@ -12,42 +12,42 @@ namespace outrider {
 // One feed of the batch being run.
 struct FeedState {
   int32_t row, first_token, count, position;
-  int32_t first_selected, selected;  // of the selected rows: its last tokens
-  int32_t first_branch, end_branch;  // of the pass's branches
-  int64_t state_out, state_in;       // where the states of its tokens lie in the batch's, or -1
+  int32_t first_selected, selected;  // its last tokens, among the selected rows
+  int32_t first_branch, end_branch;  // indices into the pass's branches
+  int64_t state_out, state_in;       // indices of its tokens' hidden states in the batch's, or -1
   std::vector<char *> blocks;
 };
 
-// A token that is tried in place of one that is fed, which stands at `instead`.
+// A branch: a token that is computed at the position of the fed token `instead`, in place of it.
 struct Branch {
   int32_t token, instead;  // indices into the pass's tokens
   int32_t selected;        // its index among the selected rows
 };
 
-// An expert with rows of this pass: its number, the first of the pairs that are its own, and their part of the converted input.
+// An expert that some tokens of this pass use: its number, the first of its (token, expert) pairs, and its part of the converted input.
 struct NeededExpert {
   int32_t number, first;
   Input input;
 };
 
-// How a matrix is shared out: every thread has pieces that lie one after the other, from first(thread) to first(thread + 1).
+// The division of a matrix into pieces of `tiles_each` tiles; a thread's share is the pieces first(thread) .. first(thread + 1).
 struct Pieces {
   int tiles, tiles_each, count;
   int first(int thread, int threads) const { return static_cast<int>(static_cast<int64_t>(count) * thread / threads); }
 };
 
-// Rows of buffers: of tokens, behind SELECT of selected ones.
+// A range of rows in the buffers: tokens before SELECT, selected tokens after it.
 struct Rows {
   int first, count;
 };
 
-// Queries of a feed: where the first lies in the buffers, which of the pass's tokens it is, and of how many tokens they are.
+// The queries of a feed: the first one's row in the buffers, its token's index in the pass, and the number of tokens.
 struct QueryRows {
   int64_t row, token;
   int32_t count;
 };
 
-// Feeds of a pass that go through the program together: all of them, or one half (pass_halves.cpp).
+// The feeds of a pass that run through the program together: all feeds, or one half of them (pass_halves.cpp).
 struct Part {
   int number = 0;
   int first_feed = 0, end_feed = 0;
@@ -57,46 +57,46 @@ struct Part {
 class AttentionBeside;
 struct Inputs;
 
-// What all threads of one pass share. Behind the tokens of all feeds come those of the branches.
+// What all threads of one pass share. The tokens of all feeds come first, then those of the branches.
 struct Pass {
   Engine &engine;
   const outrider_batch &batch;
   std::vector<FeedState> feeds;
   std::vector<int32_t> token, position, feed_of;  // [tokens]
-  int32_t last_position = 0;                      // of all tokens
-  std::vector<int32_t> selected;                  // token indices whose logits are needed
-  std::vector<int32_t> choice_at, logits_at;      // [selected] index of the output, or -1
+  int32_t last_position = 0;                      // the highest of all tokens
+  std::vector<int32_t> selected;                  // indices of the tokens whose logits are needed
+  std::vector<int32_t> choice_at, logits_at;      // [selected] index in the batch's output, or -1
   std::vector<int64_t> logprobs_at;               // [selected] likewise
   std::vector<Branch> branches;
   std::vector<Part> parts;  // one or two
   int tokens = 0;
   bool any_given = false;  // whether a token came with a state
   std::atomic<int32_t> not_finite{-1};
-  std::atomic<bool> no_memory{false};  // for some choice
-  // Of the latest ROUTE: pairs of a token and one of its experts, ordered by expert, then by token.
-  std::vector<int32_t> expert_first;                        // [experts + 1] of the pairs
-  std::vector<int32_t> expert_next;                         // [experts] the next of its pairs while these are ordered
-  std::vector<int32_t> pair_of;                             // [tokens, experts of a token] where the pair stands
-  std::vector<int32_t> token_of;                            // of each pair where it stands
-  std::vector<std::vector<NeededExpert>> needed_of_thread;  // the same for all of them
+  std::atomic<bool> no_memory{false};  // in the choice of a token
+  // The latest ROUTE: pairs of a token and one of its experts, sorted by expert, then by token.
+  std::vector<int32_t> expert_first;                        // [experts + 1] index of each expert's first pair
+  std::vector<int32_t> expert_next;                         // [experts] the next free index, while pairs are sorted
+  std::vector<int32_t> pair_of;                             // [tokens, experts of a token] index of the pair
+  std::vector<int32_t> token_of;                            // [pairs] the token
+  std::vector<std::vector<NeededExpert>> needed_of_thread;  // every thread makes the same list of its own
 
   explicit Pass(Engine &owner, const outrider_batch &wanted) : engine(owner), batch(wanted) {}
   void plan();
-  // Memory that the threads fill: none of them may ask for it, since nothing could be made of its failure.
+  // Allocates the vectors that the threads fill: a thread of the pool has no way to report a failed allocation.
   void reserve_for_threads();
   void walk(int thread);
   void keep_choosings() const;
 
-  // Operations from..end for one part, with a barrier behind each; and attention of the other part beside them, or null.
+  // Runs operations from..end for one part, with barriers between them. beside: attention of the other part meanwhile, or null.
   void run_ops(size_t from, size_t end, const Part &part, AttentionBeside *beside, int thread);
   void run_op(size_t index, const Part &part, Rows rows, AttentionBeside *beside, int thread);
-  // Whether the pass can go in two halves, and whether that may be quicker.
+  // Whether the pass can run in two halves, and whether that may be faster.
   bool may_go_in_halves() const;
   bool tries_halves() const;
   int64_t cache_bytes() const;
   void divide();
   void walk_in_halves(int thread);
-  // Of all products from..end that ask memory beside them, over so many rows: eight channels of a tile and a block of rows each.
+  // Steps of all products from..end that can prefetch meanwhile, over `count` rows. A step: eight channels of a tile times a block of rows.
   int64_t steps_in_pairs(size_t from, size_t end, int count) const;
   void embed(const outrider_op &op, Rows rows, int thread);
   void norm(const outrider_op &op, Rows rows, int thread);
@@ -113,7 +113,7 @@ struct Pass {
   void match(const outrider_op &op, Rows rows, int thread);
   double softplus(double x) const;
   void multiply_heads(const outrider_op &op, size_t index, const Part &part, Rows rows, int thread);
-  // Where inputs of several matrices like this one go.
+  // Where the converted inputs of several matrices with this shape are stored.
   Inputs inputs_of(const outrider_weight &shape) const;
   void convolve(const outrider_op &op, size_t index, int thread);
   void convolve_columns(const outrider_op &op, const FeedState &feed, int32_t first, int32_t columns) const;
@@ -128,18 +128,18 @@ struct Pass {
   void go_on(const outrider_op &op, int thread) const;
   void leave(const outrider_op &op, int thread) const;
   void spread(const outrider_op &op, int thread) const;
-  // Whether an operation works on selected rows alone.
+  // Whether an operation processes only selected tokens.
   bool is_behind_select(const outrider_op &op) const { return &op - engine.ops.data() >= engine.first_select; }
   QueryRows queries_of(const outrider_op &op, const FeedState &feed) const {
     if (!is_behind_select(op)) return {feed.first_token, feed.first_token, feed.count};
     return {feed.first_selected, feed.first_token + feed.count - feed.selected, feed.selected};
   }
-  // Whether the pass has nothing for an operation: on states, or factors that are 1 up to its last position.
+  // Whether this pass can skip an operation: on hidden states if it has none, or a SCALE whose factor is 1 at all of its positions.
   bool is_left_out(const outrider_op &op) const;
   Pieces pieces_of(const outrider_weight &weight) const;
   template <typename Wanted> void store_granules(const outrider_op &op, Wanted wanted, int thread) const;
-  // Queries first..end of each of the feed's heads head..end_head, whose keys and values are stored before if nobody has. Memory is
-  // asked for `beside` (or null) meanwhile; then these heads' keys and values have been asked for.
+  // Attention of queries first..end of each of the feed's kv heads head..end_head. stores: stores their keys and values first. beside:
+  // prefetched meanwhile, or null; if not null, the keys and values of these heads were prefetched before.
   void attend_heads(const outrider_op &op, const FeedState &feed, int64_t head, int64_t end_head, int64_t first_query,
                     int64_t end_query, bool stores, int thread, AskedBeside *beside = nullptr) const;
   void attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread);
@@ -148,7 +148,7 @@ struct Pass {
   Attend queries_from(const outrider_op &op, int64_t row, int64_t token, int64_t head, int thread) const;
   void rotate(const outrider_op &op, Rows rows, int thread);
   void rotation_tables(int thread);
-  // Whether a token's row takes the frequencies of long rows.
+  // Whether a token's row uses the rope frequencies of long rows.
   bool is_long(int64_t token) const {
     const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(token)])];
     return engine.rows[static_cast<size_t>(feed.row)].rope == RowRope::kLong;
@@ -160,7 +160,7 @@ struct Pass {
   template <typename ChooseBy>
   Choice corrected(const Choice &own, int64_t s, SamplerScratch *scratch, const ChooseBy &choose_by) const;
   void wait_for_masks() const;
-  // Calls work(first, last) over this thread's even share of 0..count.
+  // Calls work(first, last) for this thread's even share of 0..count.
   template <typename Work> void share(int64_t count, int thread, Work work) const {
     const int64_t threads = engine.pool->threads();
     const int64_t first = count * thread / threads, last = count * (thread + 1) / threads;
@@ -169,15 +169,15 @@ struct Pass {
   template <typename Work> void share(Rows rows, int thread, Work work) const {
     share(rows.count, thread, [&](int64_t first, int64_t last) { work(rows.first + first, rows.first + last); });
   }
-  // Items of rows, so many of each: a thread has all of a row's.
+  // Shares the items of rows, `each` items of every row: one thread gets all items of a row.
   template <typename Work> void share_items(Rows rows, int64_t each, int thread, Work work) const {
     share(rows, thread, [&](int64_t first, int64_t last) { work(first * each, last * each); });
   }
-  // Each part claims items of an operation of its own.
+  // The index of an operation's counters in Claims: each part has its own.
   size_t claimed(size_t index, const Part &part) const {
     return index + static_cast<size_t>(part.number) * engine.ops.size();
   }
-  // Calls work(item) for those of 0..count that this thread claims: its share, and what others have not come to.
+  // Work stealing: calls work(item) for the items of 0..count that this thread claims, those of its own share first.
   template <typename Work> void claim(size_t claimed, int64_t count, int thread, Work work) {
     int owner = thread;
     for (int64_t item; (item = engine.claims.next(claimed, count, thread, &owner)) >= 0;) work(item);
