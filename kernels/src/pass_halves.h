@@ -1,4 +1,4 @@
-// A pass whose feeds go through the program in two halves.
+// A pass whose feeds run through the program in two halves.
 #ifndef OUTRIDER_SRC_PASS_HALVES_H
 #define OUTRIDER_SRC_PASS_HALVES_H
 
@@ -8,33 +8,34 @@
 
 namespace outrider {
 
-// One thread's attention of one half while it multiplies for the other: batches of heads, whose keys and values memory is
-// asked for between the products, and beside attention of the batch before, and which are attended once it has been.
+// One thread's attention for one half while it computes matrix products for the other half. It takes batches of heads: the keys and values
+// of a batch are prefetched between the products, and during the attention of the batch before. Attention of a batch is computed once all
+// of it has been prefetched.
 class AttentionBeside {
  public:
-  // steps: of all threads' products meanwhile.
+  // steps: the steps of all threads' products meanwhile (Pass::steps_in_pairs).
   AttentionBeside(const Pass &pass, size_t index, const Part &part, int64_t steps, int thread);
   AttentionBeside(const AttentionBeside &) = delete;
   AttentionBeside &operator=(const AttentionBeside &) = delete;
 
   AskedBeside *asked() { return &asked_; }
-  // Attends the batch at hand if memory has been asked for all of it.
+  // Computes attention of the current batch if all of it has been prefetched.
   void go_on();
-  // Attends all that is left, whether memory has been asked for all of it or not.
+  // Computes attention of everything that is left, prefetched or not.
   void finish();
 
  private:
   static constexpr size_t kMostItems = 16, kMostAreas = 256;
-  // Heads that are asked for, or attended, together.
+  // Heads that are prefetched, and then attended to, together.
   struct Batch {
     std::array<int64_t, kMostItems> items{};
     size_t count = 0;
-    bool whole = true;  // whether all of it is in `areas`
+    bool whole = true;  // whether `areas` covers all of its keys and values
     std::array<AskedBeside::Area, kMostAreas> areas{};
   };
 
   void claim();
-  // Attends the batch at hand, and claims the next one, for which memory is asked meanwhile by way of `beside`, or not if it is null.
+  // Claims the next batch and computes attention of the current one. beside: prefetches the next batch meanwhile; or null.
   void attend_batch(AskedBeside *beside);
   const FeedState &feed_of(int64_t item) const;
   int64_t head_of(int64_t item) const { return item % items_of_feed_ * heads_each_; }
@@ -45,11 +46,11 @@ class AttentionBeside {
   const Part &part_;
   const size_t claimed_;
   const int thread_;
-  int owner_;     // of the share that is claimed from
-  int rate_ = 0;  // AskedBeside's, for every batch
+  int owner_;     // the thread whose share is claimed from, as in Claims::next
+  int rate_ = 0;  // AskedBeside::rate of every batch
   int64_t heads_each_ = 1, items_of_feed_ = 1, items_ = 0;
   std::array<Batch, 2> batches_;
-  Batch *batch_ = &batches_[0];  // that memory is asked for, while the other one is attended
+  Batch *batch_ = &batches_[0];  // being prefetched, while the other one is attended to
   AskedBeside asked_;
 };
 

@@ -1,4 +1,4 @@
-// Inputs of several matrices of one shape that are converted into one area, those of each from a token on.
+// Converted inputs of several matrices of one shape in one area: each matrix has a range of tokens there.
 #ifndef OUTRIDER_SRC_PASS_INPUTS_H
 #define OUTRIDER_SRC_PASS_INPUTS_H
 
@@ -7,14 +7,15 @@
 
 namespace outrider {
 
-// The input of one matrix from a token on, of those that lie one behind the other.
+// The area, from which `from` takes the input of one matrix.
 struct Inputs {
   int32_t *words;
   float *scales;
   int32_t *offsets, *starts, *less;
   int32_t row_words, scale_blocks, offset_words, groups, digits;
 
-  // In blocks of so many tokens, or rows as they are; multiplied in pairs of channels or not.
+  // The input of `tokens` tokens from `token` on. row_block: tokens in a block; 0: rows are not interleaved. in_pairs: multiplied in pairs
+  // of channels.
   Input from(int64_t token, int32_t tokens, int32_t row_block, bool in_pairs = false) const {
     const int64_t before = token * digits;
     Input input{};

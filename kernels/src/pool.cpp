@@ -15,7 +15,8 @@
 namespace outrider {
 namespace {
 
-// Between forward passes the host language does its work: long enough to catch a call that follows at once, no longer.
+// How long workers spin between jobs: enough to catch a call that follows at once, without taking the cores from Python's work between
+// passes.
 constexpr int64_t kIdleSpinMicroseconds = 5;
 
 std::atomic<uint64_t> pools_so_far{0};
@@ -45,7 +46,7 @@ Pool::Pool(int threads, const int32_t *cores, int spin_microseconds)
   try {
     for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
   } catch (const std::system_error &error) {
-    // Those that have begun wait for all: they are sent home in the place of those that are missing.
+    // The threads that were started wait at the barrier: it is passed on behalf of the missing ones, and they end.
     const int begun = static_cast<int>(workers_.size()) + 1;
     stopping_ = true;
     for (int thread = begun; thread <= threads; ++thread) arrive();

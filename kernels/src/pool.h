@@ -1,4 +1,4 @@
-// Threads that run one function together, with barriers inside it.
+// A thread pool: all threads run the same function, which may contain barriers.
 #ifndef OUTRIDER_SRC_POOL_H
 #define OUTRIDER_SRC_POOL_H
 
@@ -11,9 +11,9 @@
 
 namespace outrider {
 
-// A waiting thread spins for a few microseconds and then sleeps in the kernel, so that a second engine on the same cores gets
-// them. The calling thread is thread 0, and is kept to the first of the cores too: left alone, the kernel may
-// wake it beside another thread of the pool, and all of them wait for these two.
+// A waiting thread spins for a few microseconds and then sleeps in the kernel, so that a second engine can use the same cores. The
+// calling thread is thread 0 and is pinned to the first core. Otherwise the kernel might wake it on the core of another thread of the
+// pool, and all threads would wait for these two.
 class Pool {
  public:
   Pool(int threads, const int32_t *cores, int spin_microseconds);
@@ -24,20 +24,20 @@ class Pool {
   int threads() const { return threads_; }
   // Runs job(thread) on every thread and returns when all are done.
   void run(const std::function<void(int)> &job);
-  // All threads of the running job meet here.
+  // A barrier for all threads of the running job.
   void barrier() { meet(spin_); }
 
  private:
   void work(int thread);
   void meet(int64_t spin);
-  // True for the last of all threads, by which the others go on.
+  // Counts a thread as arrived. The last one releases the others and gets true.
   bool arrive();
   void keep_to_core(int thread) const;
 
   const int threads_;
   const int64_t spin_;
   const std::vector<int32_t> cores_;
-  // No two pools of a process have the same, so a thread knows whether it has called this one before.
+  // Unique within the process, so that a thread can tell whether it called this pool last (and is pinned to its core).
   const uint64_t number_;
   const std::function<void(int)> *job_ = nullptr;
   bool stopping_ = false;

@@ -47,7 +47,7 @@ void Recurrence::make_room(const RecurrencePlan &plan, int32_t tokens, int32_t c
 
 namespace {
 
-// A convolution's taps, a row of columns for each.
+// A convolution's taps as [taps][columns].
 std::vector<float> transposed(const outrider_weight &weight) {
   const int64_t stride = round_up(weight.rows, kLanes);
   std::vector<float> taps(static_cast<size_t>(weight.columns * stride));
@@ -61,7 +61,7 @@ std::vector<float> transposed(const outrider_weight &weight) {
 }  // namespace
 
 int32_t parts_of(const outrider_op &op) {
-  if (op.kind == OUTRIDER_DELTA) return op.kv_heads;  // whose keys are made unit vectors, in place
+  if (op.kind == OUTRIDER_DELTA) return op.kv_heads;  // one thread normalises a key, in place, for all heads that share it
   const int32_t group = op.heads / op.kv_heads;
   int32_t divisor = 1;
   for (int32_t d = 2; d <= group && op.kv_heads * d <= kMostHeadParts; ++d)
@@ -99,7 +99,7 @@ int32_t Engine::plan_recurrence() {
     return fail(
         OUTRIDER_INVALID,
         "a program with a recurrent state can neither hand out nor take in states, nor change rope with a row's length");
-  // Snapshots take as much memory as the keys and values of four times their tokens at most.
+  // The spacing at which snapshots take at most kSnapshotShare times the memory of the tokens' keys and values.
   const int64_t state_bytes = recurrence.state_size * static_cast<int64_t>(sizeof(float));
   const int64_t blocks =
       (state_bytes + kSnapshotShare * cache->block_bytes() - 1) / (kSnapshotShare * cache->block_bytes());
@@ -107,7 +107,7 @@ int32_t Engine::plan_recurrence() {
   return OUTRIDER_OK;
 }
 
-// On failure the rows are as before.
+// On failure the rows stay as they were.
 int32_t Engine::reserve_recurrence(const outrider_batch &batch) {
   for (int i = 0; i < batch.feeds; ++i) {
     RowState &row = rows[static_cast<size_t>(batch.rows[i])];
@@ -131,7 +131,7 @@ bool Engine::lacks(const outrider_batch &batch) const {
   return false;
 }
 
-// A row whose state was lost to a truncation, or not forked with it, is fed once more what it lacks, before what is new.
+// Rows whose recurrent state was lost by a truncation or a fork are fed the tokens that it lacks again, before the new ones.
 int32_t Engine::run_with_lacking(const outrider_batch &batch) {
   int tokens = 0, selected = 0;
   int32_t status = check_batch(batch, &tokens, &selected);

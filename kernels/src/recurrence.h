@@ -1,7 +1,7 @@
-// What rows keep of operations whose state cannot be truncated: convolutions over the tokens before, the delta rule, and scans.
+// Recurrent states of rows, which unlike a KV cache cannot be truncated: of causal convolutions, the gated delta rule and Mamba 2 scans.
 //
-// A row keeps the state behind so many of its tokens, and the operations' inputs of the tokens behind those: a truncation into
-// these drops inputs. Where it goes further back, a snapshot serves, and the tokens behind that one are fed once more.
+// A row keeps the state after its first `at` tokens, and the operations' inputs for the `kept` tokens after those. A truncation to at
+// least `at` tokens drops inputs. A shorter one goes back to a snapshot, and the tokens after the snapshot are computed again.
 #ifndef OUTRIDER_SRC_RECURRENCE_H
 #define OUTRIDER_SRC_RECURRENCE_H
 
@@ -15,37 +15,40 @@
 
 namespace outrider {
 
-// Tokens that can be taken back at any time, as many as a draft goes astray by. The state moves on once inputs of twice as many
-// would be kept. With states that are matrices, whose kept inputs are work for each pass, so many only for rows that go on by themselves.
+// Tokens that can always be taken back by a truncation: the candidates of a draft that turned out wrong. The state advances once inputs
+// of twice as many would be kept. With matrix states each pass has to apply all kept inputs: there it is kTakenBackOfMatrices, except in
+// decode().
 constexpr int32_t kTakenBack = 16, kTakenBackOfMatrices = 1;
-// Of a pass all tokens whose choice is asked for can be taken back: candidates among them. Inputs of more would cost too much.
+// All tokens of a pass whose choice is asked for can be taken back, since candidates are among them; but at most this many, as keeping
+// their inputs takes memory.
 constexpr int32_t kMostTakenBack = 64;
-// Snapshots take at most so many times the memory of their tokens' keys and values.
+// Snapshots take at most this many times the memory of the keys and values of the same tokens.
 constexpr int64_t kSnapshotShare = 4;
 
-// A scan's heads are worked on in at most so many parts where they share few keys.
+// The heads of a scan that share a key head are divided further, as long as there are at most this many parts in all.
 constexpr int32_t kMostHeadParts = 16;
 
-// Whether an operation's state is a matrix for each head, to which every token adds the product of its key and another vector.
+// Whether an operation has a matrix as the state of each head, to which every token adds an outer product key delta^T.
 inline bool has_matrices(const outrider_op &op) { return op.kind == OUTRIDER_DELTA || op.kind == OUTRIDER_SCAN; }
 
-// Of the delta rule: whether every row of a state has a decay of its own, not all of a head the same.
+// Whether a delta rule has a decay for each row of a state, not one for each head.
 inline bool decays_by_row(const outrider_op &op) { return op.kind == OUTRIDER_DELTA && op.residual.width != 2 * op.heads; }
 
-// Of such an operation: into how many parts the heads are divided. Threads work on different parts, so each keeps its key of a token.
+// The number of parts into which the heads of an operation with matrices are divided. Different threads may work on different parts, so
+// each part stores the token's key for itself.
 int32_t parts_of(const outrider_op &op);
 
-// One operation's part of a row's state and of a token's inputs, in floats. Of an operation with matrices a token's input is what it
-// adds to them: a key for each part, then the other vectors, then decays.
+// One operation's offset and size, in floats, in a row's state and in a token's inputs. With matrices a token's input is what it adds to
+// them: a key for each part, then the delta of each head, then the decays.
 struct Recurrent {
   int64_t state = 0, state_size = 0;
   int64_t input = 0, input_size = 0;
-  std::vector<float> taps;  // of a convolution: [taps][columns rounded up to 16]
+  std::vector<float> taps;  // only for a convolution: [taps][columns rounded up to 16]
 };
 
-// Of all recurrent operations of a program.
+// The recurrent operations of a program.
 struct RecurrencePlan {
-  std::vector<Recurrent> of;  // by an operation's `integer`
+  std::vector<Recurrent> of;  // [operation's `integer`]
   int64_t state_size = 0, input_size = 0;
   int32_t spacing = 0;     // tokens from one snapshot to the next
   int32_t taken_back = 0;  // tokens that can be taken back at any time
@@ -53,22 +56,22 @@ struct RecurrencePlan {
 };
 
 struct Recurrence {
-  int32_t at = 0;             // the tokens that the state is behind
-  int32_t kept = 0;           // tokens behind these whose inputs are here
-  int32_t moves = 0;          // by how many tokens the pass being run moves the state on
-  std::vector<float> state;   // empty: that of the snapshot at `at`, or of a row without tokens
-  std::vector<float> inputs;  // [kept at least][inputs of a token]
-  // By the number of tokens that they are behind, multiples of the spacing. Rows that begin alike share them.
+  int32_t at = 0;             // the number of tokens that the state includes
+  int32_t kept = 0;           // the number of tokens after these whose inputs are kept
+  int32_t moves = 0;          // the number of tokens by which the current pass advances the state
+  std::vector<float> state;   // empty: it equals the snapshot at `at`, or is zero (at 0)
+  std::vector<float> inputs;  // [at least kept][inputs of a token]
+  // By the number of tokens that a snapshot includes, a multiple of the spacing. Forked rows share snapshots.
   std::map<int32_t, std::shared_ptr<std::vector<float>>> snapshots;
 
   int32_t computed() const { return at + kept; }
-  // As if the tokens behind the first `length` had never been. Fewer may be computed afterwards.
+  // Takes back all tokens after the first `length`. Afterwards computed() may be less than `length`.
   void truncate(int32_t length);
-  // What a row of the first `length` tokens has of it.
+  // The recurrence of a new row that begins with the first `length` tokens; its computed() may be less.
   Recurrence forked(int32_t length, const RecurrencePlan &plan) const;
-  // Makes room for so many new tokens, the last `chosen` of which have choices, where so many can be taken back at any time.
+  // Prepares a pass over `tokens` new tokens, the last `chosen` of which have choices; at least `taken_back` tokens must stay revocable.
   void make_room(const RecurrencePlan &plan, int32_t tokens, int32_t chosen, int32_t taken_back);
-  // They have been computed.
+  // Accounts for the tokens of a pass, after it.
   void go_on(int32_t tokens) {
     at += moves;
     kept += tokens - moves;

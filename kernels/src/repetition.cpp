@@ -5,7 +5,7 @@
 namespace outrider {
 namespace {
 
-// The last tokens have to have come before, this many of them; more than the most say no more.
+// The fewest last tokens that count as a repetition, and the length at which the search stops.
 constexpr size_t kShortest = 2, kLongest = 8;
 
 }  // namespace
@@ -14,7 +14,7 @@ Repetition find_repetition(const int32_t *text, size_t count) {
   const size_t begin = count > kLookBack ? count - kLookBack : 0;
   size_t best = 0, behind = 0;
   for (size_t place = count; place-- > begin + 1 && best < kLongest;) {
-    // Tokens before `place` that are those before the end.
+    // How many tokens before `place` equal those before the end.
     size_t length = 0;
     while (length < kLongest && length < place - begin && text[place - 1 - length] == text[count - 1 - length]) ++length;
     if (length > best) best = length, behind = place;

@@ -2,13 +2,13 @@
 
 namespace outrider {
 
-// The angle is fp32, as in every implementation that the checkpoints were trained with; its sine and cosine are then computed in
-// double, by polynomials on +-pi/4, so that they are right to the last bit of fp32 but for rare ties.
+// The angle is rounded to fp32, as in the implementations that models are trained with. Its sine and cosine are computed in double, by
+// polynomials on +-pi/4, so that they are correctly rounded to fp32 but for rare ties.
 void rotary_angles(int position, const float *frequencies, int half, float factor, float *cosine, float *sine) {
   for (int i = 0; i < half; ++i) {
     const float angle = static_cast<float>(position) * frequencies[i];
     const double x = static_cast<double>(angle);
-    const double magic = 6755399441055744.0;  // adding and taking off 1.5 * 2^52 rounds to an integer
+    const double magic = 6755399441055744.0;  // adding and subtracting 1.5 * 2^52 rounds to an integer
     const double turns = (x * 0.63661977236758134308 + magic) - magic;
     const double r = (x - turns * 1.57079632673412561417e+00) - turns * 6.07710050650619224932e-11;
     const double z = r * r;

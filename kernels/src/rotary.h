@@ -4,7 +4,7 @@
 
 namespace outrider {
 
-// cosine, sine: out [half], of position * frequency[i] rounded to fp32, times factor.
+// cosine, sine: out [half], of the angle position * frequencies[i], rounded to fp32; both times factor.
 void rotary_angles(int position, const float *frequencies, int half, float factor, float *cosine, float *sine);
 
 }  // namespace outrider

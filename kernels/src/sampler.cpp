@@ -43,7 +43,7 @@ void penalise(double *scores, const Sampling &sampling, const int32_t *history, 
   }
 }
 
-// Calls take(token) for the tokens whose bits are set, in their order.
+// Calls take(token) for the tokens whose bits are set, by rising id.
 template <typename Take> void each_allowed(const uint32_t *mask, int vocabulary, Take take) {
   for (int first = 0; first < vocabulary; first += 32) {
     uint32_t word = mask[first / 32];
@@ -60,7 +60,7 @@ bool allows_all(const uint32_t *mask, int vocabulary) {
   return !rest || (mask[whole] & last) == last;
 }
 
-// What is done to scores one by one.
+// Applies penalties, bias, min_tokens and temperature.
 void process(double *scores, int vocabulary, const Sampling &sampling, const int32_t *history, int length, int prompt,
              SamplerScratch *scratch) {
   if (sampling.penalised()) penalise(scores, sampling, history, length, prompt, vocabulary, &scratch->counts);
@@ -71,13 +71,13 @@ void process(double *scores, int vocabulary, const Sampling &sampling, const int
   for (int i = 0; i < vocabulary; ++i) scores[i] /= sampling.temperature;
 }
 
-// The few best tokens so far; of equal scores the lesser token is the better one.
+// The `count` best tokens so far; of equal scores the lower id is better.
 class Leaders {
  public:
   explicit Leaders(int count) : count_(count) {}
   int32_t token(int place) const { return places_[place].token; }
   double score(int place) const { return places_[place].score; }
-  // What is worse changes nothing.
+  // The worst score of these: a lower one cannot become a leader.
   double least() const { return places_[count_ - 1].score; }
   void offer(double score, int32_t token) {
     int place = count_;
@@ -99,25 +99,25 @@ class Leaders {
   const int count_;
 };
 
-// Noise falls as the word that it comes from rises: the largest word whose noise is `least` or more, and some more.
+// The noise of a token is a falling function of its random word. An upper bound for the words whose noise is at least `least`.
 uint32_t most_word(double least) {
   const double share = -expm1(-exp(-least)) * 0x1p32 * (1.0 + 1e-9) + 4.0;
   return share < 0x1p32 ? static_cast<uint32_t>(share) : UINT32_MAX;
 }
 
-// Scores of tokens: logits that are divided at most, or what `process` has made of them.
+// The scores of tokens, without noise: logits / temperature, or the result of `process`.
 struct Scores {
   const float *logits;
   const double *processed;  // or null
-  const uint32_t *mask;     // null where it has been seen to
-  double temperature;       // 1 where there is nothing to divide by
+  const uint32_t *mask;     // or null, also where `processed` includes it
+  double temperature;       // 1 for a greedy choice
 
   bool rules_out(int token) const { return mask && !(mask[token / 32] >> token % 32 & 1u); }
   double of(int token) const {
     if (processed) return processed[token];
     return rules_out(token) ? kNone : static_cast<double>(logits[token]) / temperature;
   }
-  // Of tokens from a multiple of 32 on.
+  // The highest score of tokens first .. first + count; first is a multiple of 32.
   double highest(int first, int count) const {
     if (processed) {
       double most = kNone;
@@ -145,8 +145,8 @@ struct Scores {
 // Tokens by falling score, equal scores by rising token.
 bool ranks_before(const Kept &a, const Kept &b) { return a.score != b.score ? a.score > b.score : a.token < b.token; }
 
-// Which of a vocabulary's tokens top-k, top-p and min-p keep. Most scores are looked at once, for the highest of their block: what is
-// kept lies in few blocks.
+// Finds the tokens that top-k, top-p and min-p keep. Most scores are read only once, for the highest score of their block, since the tokens
+// that are kept lie in few blocks.
 class Shares {
  public:
   Shares(const Kernels &kernels, const Scores &scores, int vocabulary, SamplerScratch *scratch)
@@ -156,7 +156,7 @@ class Shares {
       scratch_.highest.push_back(scores.highest(first, std::min(kBlock, vocabulary - first)));
   }
 
-  // By rising token. None where nothing is allowed.
+  // The tokens that are kept, by rising id; none if the mask allows none.
   const std::vector<Kept> &keep(const Sampling &sampling) {
     std::vector<Kept> &kept = scratch_.kept;
     kept.clear();
@@ -167,7 +167,7 @@ class Shares {
     if (sampling.top_p < 1.0) {
       const double threshold = sampling.top_p * (some ? sum_of_kept(highest) : sum_of_all(highest));
       if (some) cut_behind(threshold, highest);
-      // What is `kFirstReach` below the highest is hardly ever needed.
+      // A token whose score is more than kFirstReach below the highest is hardly ever needed.
       for (double reach = kFirstReach; !some; reach *= 2.0) {
         gather(reach > kLastReach ? kNone : highest - reach);
         if (cut_behind(threshold, highest) || reach > kLastReach) break;
@@ -189,7 +189,7 @@ class Shares {
   static constexpr int kBlock = 64;
   static constexpr double kFirstReach = 12.0, kLastReach = 1e6;
 
-  // Tokens whose score is this or more, and a score at all.
+  // Keeps the tokens with a score of at least `least`, without those of -inf.
   void gather(double least) {
     std::vector<Kept> &kept = scratch_.kept;
     kept.clear();
@@ -204,7 +204,7 @@ class Shares {
   }
 
   void keep_top_k(size_t top_k) {
-    // So many blocks have a token as good as the worst of their best ones.
+    // The k-th highest of the blocks' highest scores is a lower bound for the k-th best score: k blocks have a token at least as good.
     double least = kNone;
     if (top_k <= scratch_.highest.size()) {
       std::vector<double> &order = scratch_.scores_of_blocks;
@@ -221,7 +221,7 @@ class Shares {
     in_order();
   }
 
-  // Leaves the best whose weights come to the threshold, the one that crosses it included; whether there are as many.
+  // Keeps the best tokens until their weights sum to the threshold, the one that crosses it included. Whether the sum reached it.
   bool cut_behind(double threshold, double highest) {
     std::vector<Kept> &kept = scratch_.kept;
     std::sort(kept.begin(), kept.end(), ranks_before);
@@ -238,7 +238,7 @@ class Shares {
     std::sort(scratch_.kept.begin(), scratch_.kept.end(), [](const Kept &a, const Kept &b) { return a.token < b.token; });
   }
 
-  // Of what is kept, in its order.
+  // weights[i] = exp(score - highest) of the i-th token kept.
   void weigh(double highest) {
     std::vector<double> &values = scratch_.kept_scores;
     values.clear();
@@ -247,7 +247,7 @@ class Shares {
     kernels_.exponentials(values.data(), highest, scratch_.weights.data(), static_cast<int>(values.size()));
   }
 
-  // As lane_sum adds up the weights of a whole vocabulary, most of which are 0.
+  // The sum in the order in which lane_sum adds the weights of the whole vocabulary, where tokens that are not kept have weight 0.
   double sum_of_kept(double highest) {
     weigh(highest);
     double lanes[16] = {};
@@ -282,11 +282,11 @@ void lead_of_block(const Scores &scores, int first, int count, Leaders *leaders)
   for (int token = first; token < first + count; ++token) leaders->offer(scores.of(token), token);
 }
 
-// Likewise of scores with noise. A token can only matter if its noise reaches from the block's highest score to the least leader:
-// most noise is never computed, the words that it comes from say so.
+// Likewise with noise. A token can only become a leader if its noise is at least leaders->least() - (the block's highest score). Its random
+// word shows whether it may be, so most noise is never computed.
 void lead_of_block(const Kernels &kernels, const Scores &scores, const Sampling &sampling, int position, int first,
                    int count, Leaders *leaders) {
-  // -log(-log(1 - 2^-33)) is 22.9; the least noise is about -3.2.
+  // The noise lies between about -3.2 and -log(-log(1 - 2^-33)) = 22.9.
   constexpr double kReach = 23.0, kAlways = -3.3;
   const double highest = scores.highest(first, count), wanted = leaders->least() - highest;
   if (!(highest > kNone) || wanted > kReach) return;
@@ -300,8 +300,7 @@ void lead_of_block(const Kernels &kernels, const Scores &scores, const Sampling 
 
 bool allows(const uint32_t *mask, int32_t token) { return mask[token / 32] >> token % 32 & 1u; }
 
-// The first token but `first` that has this logit and is allowed, -1 where there is none. Most of the time a block is passed over as a
-// whole.
+// The lowest token other than `first` that has this logit and is allowed, -1 if there is none. Most blocks are skipped as a whole.
 int32_t holder(const float *logits, int vocabulary, const uint32_t *mask, float value, int32_t first) {
   constexpr int kBlock = 64;
   for (int start = 0; start < vocabulary; start += kBlock) {
@@ -349,7 +348,7 @@ int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *t
 
 namespace {
 
-// The best tokens. With a likely one's block first, not much of the others' need be looked at.
+// Finds the best tokens. The block of `likely` comes first: with good leaders most of the other blocks need no noise.
 void lead(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling, const int32_t *history,
           int length, int prompt, SamplerScratch *scratch, const uint32_t *mask, double *wanted_scores, int likely,
           Leaders *leaders) {
@@ -398,7 +397,7 @@ void lead(const Kernels &kernels, const float *logits, int vocabulary, const Sam
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
                     const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask,
                     double *scores, bool runner_up) {
-  // Places that are left open have such a mask, which takes longer than none.
+  // A constraint that is not known yet has a mask that allows every token; no mask is faster.
   if (mask && allows_all(mask, vocabulary)) mask = nullptr;
   float high = 0.0f, next = 0.0f;
   int finite = 0;
@@ -406,14 +405,14 @@ Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary,
   const int32_t first = kernels.argmax(logits, vocabulary, plain ? mask : nullptr, &high, &next, &finite);
   if (!finite) return {first, -1, 0.0, false};
   if (plain) {
-    // Nothing is allowed.
+    // The mask allows no token.
     if (!(high > -std::numeric_limits<float>::infinity())) return {-1, -1, 0.0, true};
     const int32_t after = runner_up ? holder(logits, vocabulary, mask, next, first) : -1;
     return {first, after, static_cast<double>(high) - static_cast<double>(next), true};
   }
   Leaders leaders(2);
   lead(kernels, logits, vocabulary, sampling, history, length, prompt, scratch, mask, scores, first, &leaders);
-  // Nothing is allowed.
+  // The mask allows no token.
   if (leaders.token(0) < 0) return {-1, -1, 0.0, true};
   return {leaders.token(0), leaders.token(1), leaders.score(0) - leaders.score(1), true};
 }
@@ -437,7 +436,7 @@ void log_probabilities(const Kernels &kernels, const float *logits, int vocabula
   for (int32_t token = 0; token < vocabulary; ++token) {
     const double score = scores[token] = static_cast<double>(logits[token]);
     highest = std::max(highest, score);
-    // Those so far stand in order; a later token goes behind its equals.
+    // Insertion sort: a token is inserted after those with an equal score.
     if (count == 0 || (held == count && !(score > scores[likeliest[held - 1]]))) continue;
     int at = held < count ? held++ : held - 1;
     for (; at > 0 && score > scores[likeliest[at - 1]]; --at) likeliest[at] = likeliest[at - 1];

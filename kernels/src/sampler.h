@@ -22,7 +22,7 @@ struct Sampling {
   std::vector<int32_t> end_tokens;
 
   bool greedy() const { return temperature == 0.0; }
-  // Whether logits are divided by the temperature at most before some are kept, behind so many written tokens.
+  // Whether scores are just logits, or logits / temperature (no penalties, bias or min_tokens), after `written` tokens of the answer.
   bool only_tempered(int written) const {
     return !penalised() && bias.empty() && (written >= min_tokens || end_tokens.empty());
   }
@@ -32,12 +32,12 @@ struct Sampling {
   bool penalised() const { return repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0; }
 };
 
-// Copies the C description; a status code where it makes no sense for this vocabulary.
+// Copies the C structure; a status code if it is invalid for this vocabulary.
 int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *to);
 
 struct Choice {
   int32_t token;
-  int32_t runner_up;  // the token with the second best score, -1: none, or not asked for
+  int32_t runner_up;  // the token with the second-best score, -1: none, or not asked for
   double margin;
   bool finite;
 };
@@ -47,7 +47,7 @@ struct Kept {
   double score;
 };
 
-// Memory that one thread's choices need, kept between them.
+// Scratch memory of one thread's choices.
 struct SamplerScratch {
   std::vector<double> scores, weights, highest, scores_of_blocks, kept_scores;
   std::vector<Kept> kept;
@@ -55,8 +55,8 @@ struct SamplerScratch {
   std::vector<float> corrections;
 };
 
-// The token at position `length` after `history`, whose first `prompt` tokens are the prompt; with a mask one whose bit is set, -1 where
-// there is none. scores: out, before the noise, or null. With runner_up, the second best token too.
+// The choice at position `length` after `history`, whose first `prompt` tokens are the prompt; with a mask among tokens whose bits are
+// set, -1 if there are none. scores: out [vocabulary], without the noise, or null. runner_up: whether to find Choice::runner_up.
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
                     const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask,
                     double *scores, bool runner_up = false);
@@ -64,14 +64,14 @@ Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary,
 // The most tokens that are ranked at once.
 constexpr int kMostLeaders = 16;
 
-// Likewise the `count` best tokens, best first; -1 where there are no more. Of finite logits. `likely` is a token that is likely to be
-// among them: with the right one it takes less time.
+// Likewise the `count` best tokens, best first; -1 where there are no more. Logits must be finite. `likely`: a token that is probably
+// among them, which makes the search faster.
 void rank_tokens(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
                  const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask, int likely,
                  int count, int32_t *tokens);
 
-// The log-probabilities that the raw logits give to `chosen` and to the `count` likeliest tokens (equal logits by rising id); finite
-// logits only. workers/engines/sampling.py is the definition. tokens, values: out [1 + count].
+// The log-probabilities of `chosen` and of the `count` likeliest tokens (equal logits by rising id), by the raw logits, which must be
+// finite. workers/engines/sampling.py is the definition. tokens, values: out [1 + count].
 void log_probabilities(const Kernels &kernels, const float *logits, int vocabulary, int32_t chosen, int count,
                        SamplerScratch *scratch, int32_t *tokens, double *values);
 

@@ -42,7 +42,7 @@ int32_t Shortlist::create(const outrider_weight &all, const outrider_weight *bia
   const size_t ring = static_cast<size_t>(count) + 1;
   earlier_.resize(ring);
   later_.resize(ring);
-  // The lowest id counts as met last.
+  // The lowest id counts as met most recently.
   for (int32_t place = 0; place <= count; ++place) {
     earlier_[static_cast<size_t>(place)] = place == count ? 0 : place + 1;
     later_[static_cast<size_t>(place)] = place == 0 ? count : place - 1;

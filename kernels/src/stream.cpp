@@ -1,4 +1,4 @@
-// How fast memory can be read: what every figure of a decoder is measured against.
+// Measures memory bandwidth, the roofline of decoding.
 #include "outrider_kernels.h"
 
 #include <cstring>
@@ -7,13 +7,13 @@ namespace {
 
 constexpr int64_t kLine = 64;
 
-// How far ahead memory is asked for. Of 1 to 8 streams and 0 to 8 KB, two streams and 1 KB were the fastest where the processor's
-// own prefetching stops at the end of every page. Zen 5 reads one stream asked for as far ahead as a matrix's (linear.inc) up
-// to 1.6 times as fast (docs/lab/2026-11-22-two-states-and-attention.md).
+// The distance of prefetches, in bytes. Of 1 to 8 streams and 0 to 8 KB, two streams and 1 KB were the fastest where the hardware
+// prefetcher stops at the end of every page. Zen 5 reads one stream, prefetched as far ahead as a matrix (linear.inc), up to 1.6 times
+// as fast (docs/lab/2026-11-22-two-states-and-attention.md).
 constexpr int64_t kAheadOfOne = 8704, kAheadOfTwo = 1024;
 
 template <int STREAMS, int64_t AHEAD> uint64_t read(const void *data, int64_t bytes) {
-  // Independent sums, so that the loop waits for memory and for nothing else; what does not fill a step is left out.
+  // Independent sums, so that the loop waits only for memory. Bytes that do not fill a line of each stream are left out.
   constexpr int kSums = kLine / sizeof(uint64_t);
   const char *from = static_cast<const char *>(data);
   const int64_t part = bytes / STREAMS / kLine * kLine;
@@ -21,7 +21,7 @@ template <int STREAMS, int64_t AHEAD> uint64_t read(const void *data, int64_t by
   for (int64_t offset = 0; offset < part; offset += kLine) {
     for (int stream = 0; stream < STREAMS; ++stream) {
       const char *at = from + stream * part + offset;
-      // Asking for what lies beyond the end does no harm, as an address; a pointer there would be undefined.
+      // Prefetching beyond the end is harmless. The address is an integer, since a pointer beyond the end would be undefined behaviour.
       // NOLINTNEXTLINE(performance-no-int-to-ptr)
       __builtin_prefetch(reinterpret_cast<const void *>(reinterpret_cast<uintptr_t>(at) + AHEAD));
       uint64_t words[kSums];
