@@ -1,4 +1,4 @@
-// The C interface: argument checks that need no engine, and nothing thrown across the border.
+// The C interface: checks arguments that need no engine, and turns exceptions into status codes.
 #include <stddef.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@ namespace {
 
 using outrider::fail;
 
-// What a C++ exception is to a caller in C.
+// Runs `body` and turns a C++ exception into a status code.
 template <typename Body> int32_t as_status(Body body) {
   try {
     return body();
@@ -39,7 +39,7 @@ template <typename Body> int32_t as_status(Body body) {
 
 int32_t outrider_abi_version(void) { return OUTRIDER_ABI; }
 
-// Where a field lies, by which the bindings check their own structures.
+// A field's offset, against which the binding checks its own structures.
 #define FIELD(structure, field) {"offset " #structure "." #field, offsetof(outrider_##structure, field)}
 
 int64_t outrider_number(const char *name) {

@@ -1,4 +1,4 @@
-// Before a forward pass: the batch is checked, its rows get their cache blocks, its buffers their memory.
+// Preparation of a forward pass: checks the batch, and reserves its rows' KV cache blocks and the buffers' memory.
 #include <string.h>
 
 #include <algorithm>
@@ -76,7 +76,7 @@ int32_t Engine::check_states(const outrider_batch &batch, int feed) const {
   return OUTRIDER_OK;
 }
 
-// Gives every fed row the blocks that it will write, its own where it shares one; on failure the rows are as before.
+// Gives every fed row the blocks that it will write; a shared block that it will write to is copied. On failure the rows stay as they were.
 int32_t Engine::reserve_blocks(const outrider_batch &batch) {
   for (int i = 0; i < batch.feeds; ++i) {
     RowState &row = rows[static_cast<size_t>(batch.rows[i])];
@@ -105,7 +105,7 @@ int32_t Engine::reserve_blocks(const outrider_batch &batch) {
 }
 
 int32_t Engine::reserve_scratch(int tokens, int selected) {
-  // The scores that they were made from may be moved.
+  // They point into the logits buffer, which may be reallocated.
   choosings.clear();
   const int64_t count = std::max(tokens, selected);
   bool enough = words.reserve((count * most_words + kLanes) * 4) && scales.reserve(count * most_groups * 4 + 64) &&
@@ -114,7 +114,7 @@ int32_t Engine::reserve_scratch(int tokens, int selected) {
                 attention.reserve(pool->threads() * most_attention * 4 + 64) &&
                 expanded.reserve(pool->threads() * most_expanded + 64);
   for (size_t i = 0; i < buffers.size(); ++i) {
-    // A buffer that only holds selected positions (the logits, above all) need not be as long as the batch.
+    // A buffer that is written only after SELECT (above all the logits) needs a row only for each selected token.
     const bool late = std::none_of(ops.begin(), ops.end(), [&](const outrider_op &op) {
       return op.kind != OUTRIDER_CHOOSE && op.out.buffer == static_cast<int>(i) &&
              &op < &*std::find_if(ops.begin(), ops.end(), [](const outrider_op &o) { return o.kind == OUTRIDER_SELECT; });

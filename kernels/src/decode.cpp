@@ -1,4 +1,4 @@
-// Rows that go on by themselves, several passes in one call: between a small model's steps nothing else should take time.
+// Autoregressive decoding, several passes in one call: the steps of a small model are so short that a call for each would cost time.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -12,8 +12,8 @@ namespace outrider {
 
 namespace {
 
-// A row that has not stopped. `text` is the end of what it has come to, its last choice included, and `guesses` are fed behind
-// that; the first of them comes from a repetition of this kind.
+// A row that has not stopped. text: its last tokens, the last choice included. guesses: tokens to feed after the text. kind: that of the
+// repetition from which the first guess comes.
 struct ActiveRow {
   int32_t feed;
   double reach;
@@ -23,10 +23,10 @@ struct ActiveRow {
   size_t kind;
 };
 
-// Guesses are fed as long as all of them hold with this chance: a pass takes little longer with them.
+// Guesses are fed as long as all of them are right with at least this probability: they make a pass only a little longer.
 constexpr double kLeastGuess = 0.25;
 
-// What the row's text went on with before.
+// Sets the row's guesses: the tokens that followed earlier occurrences of its last tokens.
 void guess(ActiveRow *row, size_t most, const std::array<GuessRecord, kRepetitionKinds> &records) {
   row->guesses.clear();
   std::vector<int32_t> &text = row->text;
@@ -38,13 +38,13 @@ void guess(ActiveRow *row, size_t most, const std::array<GuessRecord, kRepetitio
     all *= chance;
     if (!row->guesses.empty() && all < kLeastGuess) break;
     row->guesses.push_back(found.next);
-    // What is guessed goes on from there, as if it were right.
+    // The next guess assumes that this one is right.
     text.push_back(found.next);
   }
   text.resize(text.size() - row->guesses.size());
 }
 
-// Takes the choice of a pass down; false where the row stops with it.
+// Records a choice. False if the row stops after it.
 bool take(const outrider_decode_batch &wanted, ActiveRow *row, int32_t chosen, int32_t runner_up, double margin) {
   const int32_t made = wanted.made[row->feed]++;
   const int64_t at = static_cast<int64_t>(row->feed) * wanted.stride + made;
@@ -70,7 +70,7 @@ int32_t check_decode(const outrider_decode_batch &wanted) {
   return OUTRIDER_OK;
 }
 
-// What one pass is fed, and what it says.
+// The input and the output of one pass.
 struct Step {
   std::vector<int32_t> rows, counts, tokens, choose, chosen, runners_up;
   std::vector<double> margins;
@@ -107,7 +107,7 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
   stepping = true;
   *wanted.passes = 0;
   int32_t status = check_decode(wanted);
-  // What a head is fed comes with states, which no guess has, and what recurs is not taken back for one.
+  // A head needs a hidden state with each token, which guesses lack; and a recurrent state would have to be taken back after wrong guesses.
   const bool guessing = wanted.guess_room > 0 && taken_in == 0 && recurrence.empty();
   std::vector<ActiveRow> going;
   const int32_t *ends = wanted.ends, *fed = wanted.tokens;
@@ -125,7 +125,7 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
     Step step;
     const int32_t room = guessing ? wanted.guess_room / static_cast<int32_t>(going.size()) : 0;
     for (ActiveRow &row : going) {
-      // Behind the first pass it is the last choice that is not in the cache yet.
+      // After the first pass only the last choice is not in the cache yet.
       const int32_t count = pass == 0 ? wanted.counts[row.feed] : 1;
       const int32_t left = wanted.most[row.feed] - wanted.made[row.feed] - 1;
       guess(&row, static_cast<size_t>(std::max(0, std::min(room - count, left))), guess_records);
@@ -143,7 +143,7 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
     double sum = 0.0;
     size_t at = 0;
     for (ActiveRow &row : going) {
-      // The first choice is made behind what is certain, each other one behind a guess that has to be right.
+      // The first choice is always valid; each later one follows a guess, and is valid only if that guess was right.
       const size_t guesses = row.guesses.size();
       size_t right = 0;
       bool goes_on = true;

@@ -1,4 +1,4 @@
-// Which unit this machine can run. Compiled without special flags, or it would die where it should refuse.
+// Chooses the unit for this machine. Compiled without special flags, or it could die of SIGILL where it should refuse.
 #include <stdlib.h>
 #include <string.h>
 #ifdef OUTRIDER_X86
@@ -23,13 +23,13 @@ struct Unit {
 constexpr int kUnits = 6;
 
 #ifdef OUTRIDER_X86
-// The kernel gives tile registers only to processes that ask. Asking twice does no harm.
+// The kernel grants AMX tile registers only to processes that request them. Requesting them twice is harmless.
 bool tiles_granted() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// Compilers before GCC 11 do not know its name.
+// F16C, by CPUID: __builtin_cpu_supports does not know its name before GCC 11.
 bool has_half_conversion() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
@@ -42,7 +42,8 @@ bool has_amx() {
   return (d & kBf16) && (d & kTile) && (d & kInt8) && tiles_granted();
 }
 
-// Processors that add on pipes that do not multiply. Intel's add where they multiply.
+// AMD families whose vector additions run on other pipes than multiplications, so that products in pairs are faster. On Intel's processors
+// they share pipes.
 constexpr unsigned kZen4 = 25, kZen5 = 26;
 
 unsigned amd_family() {
@@ -54,13 +55,13 @@ unsigned amd_family() {
 bool adds_beside_products() { return amd_family() == kZen4 || amd_family() == kZen5; }
 #endif
 
-// The unit that OUTRIDER_ISA names, or nothing.
+// The unit that OUTRIDER_ISA names, or null.
 const char *wanted_unit() {
   const char *const name = getenv("OUTRIDER_ISA");
   return name && *name ? name : nullptr;
 }
 
-// Best first. __builtin_cpu_supports also asks whether the system saves the registers.
+// Best first. __builtin_cpu_supports also checks that the system saves the registers.
 void list_units(Unit units[kUnits]) {
 #ifdef OUTRIDER_X86
   __builtin_cpu_init();

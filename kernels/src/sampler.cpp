@@ -397,7 +397,7 @@ void lead(const Kernels &kernels, const float *logits, int vocabulary, const Sam
 Choice choose_token(const Kernels &kernels, const float *logits, int vocabulary, const Sampling &sampling,
                     const int32_t *history, int length, int prompt, SamplerScratch *scratch, const uint32_t *mask,
                     double *scores, bool runner_up) {
-  // A constraint that is not known yet has a mask that allows every token; no mask is faster.
+  // A mask that was left open allows every token (workers/constraints/matching.py); without a mask the choice is faster.
   if (mask && allows_all(mask, vocabulary)) mask = nullptr;
   float high = 0.0f, next = 0.0f;
   int finite = 0;

@@ -9,25 +9,26 @@ namespace outrider {
 
 namespace {
 
-// Tokens are compared so far back, and a match counts as no longer than that.
+// The longest match in tokens; longer ones are not compared further.
 constexpr int kDepth = 32;
-// The newest matches of a row's own text, and as many of the answers, are asked for what comes next; shorter ones where there are too few.
+// For each n-gram length at most kMatches of the newest matches in the row's own text vote, and as many in the answers. Shorter n-grams
+// are looked up only while there are fewer than kEnough.
 constexpr size_t kMatches = 12;
 constexpr size_t kEnough = 4;
-// Places looked at for those: others have the same hash, or have been taken by another text.
+// The most places tried for these: a place may have only the same hash, or may have been overwritten by another text.
 constexpr int kPlaces = 32;
-// What an answer begins behind, so that its first tokens can be matched.
+// The last tokens of a prompt that are stored with its answer, so that the answer's first tokens can be matched.
 constexpr int64_t kLead = 8;
 constexpr int64_t kLeastBuckets = 256;
-// What is believed of a kind of guess before it has been tried, with the weight of so many.
+// The prior of a kind's probability weighs as much as this many guesses.
 constexpr double kPriorWeight = 8.0;
-// A match of this length, of which nothing is known yet, is as good as a coin.
+// The prior is share * length / (length + kDoubtfulLength): 1/2 for an undisputed match of this length.
 constexpr double kDoubtfulLength = 8.0;
-// Counts are halved there, so that they follow a job whose texts change.
+// Counts of a kind are halved at this number, so that they follow a job whose texts change.
 constexpr double kMostTried = 1024.0;
-// A row is believed to be like all others with this weight, and what it did longer ago counts for less.
+// A row's probabilities are multiplied by (held + kRowWeight) / (expected + kRowWeight); both decay by kRowMemory with each guess.
 constexpr double kRowWeight = 4.0, kRowMemory = 0.97;
-// A match counts by the square of its length, and one in the row's own text as much as so many elsewhere.
+// A match votes with the square of its length; one in the row's own text counts this many times.
 constexpr double kOwnWeight = 3.0;
 constexpr double kLeastChance = 0.01, kMostChance = 0.99;
 
@@ -106,7 +107,7 @@ Answers::Answers(int64_t tokens) {
   const auto chunks = static_cast<size_t>(tokens / kChunk);
   if (chunks == 0) return;
   chunks_.resize(chunks);
-  // Pages that nobody has written yet are no memory.
+  // calloc: pages take no memory before they are written.
   const auto zeroed = [](size_t count) {
     auto *memory = static_cast<int32_t *>(calloc(count, sizeof(int32_t)));
     if (!memory) throw std::bad_alloc();
@@ -137,7 +138,7 @@ void Answers::append(Tail *tail, const std::vector<int32_t> &text, int64_t count
       const int32_t taken = turn_;
       turn_ = static_cast<size_t>(turn_) + 1 == chunks_.size() ? 0 : turn_ + 1;
       Chunk &chunk = chunks_[static_cast<size_t>(taken)];
-      // What followed it has lost its beginning, and what came before it its end.
+      // The overwritten chunk's neighbours in its old answer lose their link to it.
       if (chunk.next >= 0) chunks_[static_cast<size_t>(chunk.next)].previous = -1;
       if (chunk.previous >= 0) chunks_[static_cast<size_t>(chunk.previous)].next = -1;
       chunk = {tail->owner, 0, -1, -1};
@@ -177,7 +178,7 @@ int64_t Answers::before(int level, int64_t place) const {
 int64_t Answers::next(int64_t place) const {
   const Chunk &chunk = chunks_[static_cast<size_t>(place / kChunk)];
   if (place % kChunk + 1 < chunk.used) return place + 1;
-  // Only a full chunk has one behind it.
+  // Only a full chunk has a next one.
   return chunk.next >= 0 ? static_cast<int64_t>(chunk.next) * kChunk : -1;
 }
 
@@ -196,7 +197,7 @@ int32_t Suffixes::advance(const outrider_suffix_rows &rows) {
   }
   for (int32_t i = 0; i < rows.count; tokens += rows.gained[i], ++i)
     take_in(&rows_[rows.keys[i]], tokens, rows.gained[i], rows.prompts[i]);
-  // Only now: each row may go on like what the others have just gained.
+  // After all rows have been taken in, so that a row can match what the others have just gained.
   for (int32_t i = 0; i < rows.count; ++i) {
     const int64_t at = static_cast<int64_t>(i) * rows.stride;
     rows.made[i] = propose(&rows_[rows.keys[i]], rows.most[i], rows.least_reach, rows.candidates + at, rows.reaches + at,
@@ -259,7 +260,7 @@ void Suffixes::find(const Row &row) {
 }
 
 void Suffixes::add(const Match &found) {
-  // Known of a longer n-gram; or chunks that were taken anew have led back to where they were left.
+  // The same place may have been found by a longer n-gram, or again because overwritten chunks have made a loop of `before`.
   for (const Match &match : matches_)
     if (match.own == found.own && match.place == found.place) return;
   matches_.push_back(found);
@@ -317,7 +318,7 @@ int32_t Suffixes::propose(Row *row, int32_t most, double least, int32_t *candida
   double reach = 1.0;
   int32_t made = 0;
   for (int32_t step = 0; step < std::max(most, 1) && !matches_.empty(); ++step) {
-    // Own text that ends goes on with what has been guessed behind it.
+    // A match that reaches the end of the row's own text continues with the guesses made after it.
     const auto token_of = [&](const Match &match) {
       if (!match.own) return answers_.token(match.place);
       return match.place < length ? text[static_cast<size_t>(match.place)]
@@ -338,7 +339,7 @@ int32_t Suffixes::propose(Row *row, int32_t most, double least, int32_t *candida
         vote->own = match.own;
       }
     }
-    // Of equal ones the first, which is of the row's own text or the newest.
+    // max_element takes the first of equal votes: that of the row's own text, or of the newest match.
     const Vote &best = *std::max_element(votes.begin(), votes.end(),
                                          [](const Vote &left, const Vote &right) { return left.weight < right.weight; });
     const double share = best.weight / all;
@@ -347,7 +348,7 @@ int32_t Suffixes::propose(Row *row, int32_t most, double least, int32_t *candida
         (best.own ? 1 : 0);
     const double usual = chance(kind, best.longest, share);
     reach *= std::min(kMostChance, std::max(kLeastChance, usual * like_others));
-    // The first is always guessed: so chances are learned of kinds that are not worth a place in a pass.
+    // The first guess is always recorded, even if it is no candidate: so the probabilities of unlikely kinds are learned too.
     if (step && reach < least) break;
     row->guesses.push_back({best.token, kind, usual});
     if (reach >= least && step < most) {

@@ -1,4 +1,4 @@
-// What texts that repeat themselves go on with: the longest matches of each row's end, in its own text and in what other rows wrote.
+// Suffix decoding: candidates from the longest matches of a row's end, in its own text and in the answers of other rows.
 #ifndef OUTRIDER_SRC_SUFFIXES_H
 #define OUTRIDER_SRC_SUFFIXES_H
 
@@ -14,21 +14,23 @@
 
 namespace outrider {
 
-// A match begins with this many equal tokens: the longest is looked for first. A single one is looked for in own text alone.
+// The n-grams that are indexed, one level each. A match has at least n equal tokens; the longest are looked up first. Single tokens are
+// indexed only in a row's own text.
 constexpr std::array<int, 4> kGrams = {8, 4, 2, 1};
 constexpr int kLevels = static_cast<int>(kGrams.size()), kSharedLevels = kLevels - 1;
 
-// Places where an n-gram ended, by its hash: the newest, and before each the one that it followed. 0 stands for none.
+// An index of n-grams. newest [level][hash]: the newest place where an n-gram with this hash ends; before [level][place]: the one before a
+// place, with the same hash. Both are stored plus 1; 0: none.
 struct Places {
   std::array<std::vector<int32_t>, kLevels> newest, before;
 };
 
-// A row's own text.
+// A row's own text, with its index.
 class OwnText {
  public:
   void append(const int32_t *tokens, int64_t count);
   const std::vector<int32_t> &tokens() const { return tokens_; }
-  // The place before this one where the same n-gram may have ended, -1: none.
+  // The place before this one where the same n-gram may end (the same hash), -1: none.
   int64_t before(int level, int64_t place) const;
 
  private:
@@ -40,7 +42,7 @@ class OwnText {
   uint64_t mask_ = 0;
 };
 
-// What all rows wrote, in a ring of chunks: each belongs to one answer, and the oldest gives way to a new one.
+// The answers of all rows, in a ring of chunks. Each chunk belongs to one answer; a new chunk overwrites the oldest.
 class Answers {
  public:
   static constexpr int kChunk = 32;
@@ -48,19 +50,19 @@ class Answers {
   explicit Answers(int64_t tokens);
   bool empty() const { return chunks_.empty(); }
   int64_t bytes() const;
-  // Where an answer goes on: nowhere yet, or its last chunk as long as nobody has taken that.
+  // The end of an answer: its last chunk, or -1. The chunk may have been overwritten since (then its owner differs).
   struct Tail {
     int64_t owner = -1;
     int32_t chunk = -1;
   };
-  // `text` ends with the `count` tokens that the answer has gained. Of the tokens before them matches are made, too.
+  // Adds the last `count` tokens of `text` to an answer. The tokens before them count for n-grams that end in the added ones.
   void append(Tail *tail, const std::vector<int32_t> &text, int64_t count);
-  // The newest place where the text's last n-gram may have ended, and the one before a place; -1: none.
+  // The newest place where the text's last n-gram may end, and the place before another one; -1: none.
   int64_t newest(int level, const std::vector<int32_t> &text) const;
   int64_t before(int level, int64_t place) const;
   int64_t owner(int64_t place) const { return chunks_[static_cast<size_t>(place / kChunk)].owner; }
   int32_t token(int64_t place) const { return tokens_[static_cast<size_t>(place)]; }
-  // The neighbours of a place in its answer, -1: none.
+  // The next and the previous token's place in the same answer, -1: none.
   int64_t next(int64_t place) const;
   int64_t previous(int64_t place) const;
   bool holds(int64_t place) const;
@@ -82,7 +84,7 @@ class Answers {
   int32_t turn_ = 0;
 };
 
-// Proposals for rows, with the chance of each candidate, which is learned from what became of earlier ones.
+// Candidates for rows, each with its probability, which is learned from the outcomes of earlier guesses.
 class Suffixes {
  public:
   explicit Suffixes(int64_t tokens) : answers_(tokens) {}
@@ -100,17 +102,18 @@ class Suffixes {
   struct Row {
     OwnText text;
     Answers::Tail tail;
-    // What was guessed behind the text, and how often this row's guesses have held against how often they should have.
+    // The guesses for what follows the text. held: how many of this row's guesses were right, expected: the sum of their probabilities; both
+    // with exponential decay.
     std::vector<Guess> guesses;
     double held = 0.0, expected = 0.0;
   };
-  // A match of a row's end: the place behind it, or -1 where its text has ended.
+  // A match of a row's end. place: the token after the match, which is the one it votes for.
   struct Match {
     int64_t place;
     int length;
     bool own;
   };
-  // How often guesses of one kind were tried and held.
+  // The number of guesses of one kind, and how many of them were right.
   struct Kind {
     double tried = 0.0, held = 0.0;
   };
