@@ -105,7 +105,7 @@ int32_t Engine::reserve_blocks(const outrider_batch &batch) {
 }
 
 int32_t Engine::reserve_scratch(int tokens, int selected) {
-  // They point into the logits buffer, which may be reallocated.
+  // Choosing::logits points into a buffer that may be reallocated here.
   choosings.clear();
   const int64_t count = std::max(tokens, selected);
   bool enough = words.reserve((count * most_words + kLanes) * 4) && scales.reserve(count * most_groups * 4 + 64) &&

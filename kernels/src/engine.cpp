@@ -1,4 +1,4 @@
-// Creating an engine: what a program needs is planned and reserved. And its head: which tokens it scores, and what it learns.
+// Creation of an engine: plans and reserves what a program needs. Also its LM head: the shortlist and the corrections.
 #include "engine.h"
 
 #include <algorithm>
@@ -9,13 +9,13 @@
 namespace outrider {
 namespace {
 
-// Of a tile of a matrix that is multiplied in pairs: a word for every output and block of channels.
+// Constants of a tile that is multiplied in pairs: a word for every output and block of channels.
 int64_t pair_words(const outrider_weight &weight) {
   const int block = geometry(weight).block;
   return static_cast<int64_t>((weight.columns + block - 1) / block) * kTileRows;
 }
 
-// Whether two operations of attention put the same keys and values into a cache, which they may share then.
+// Whether two ATTENTION operations store the same keys and values, so that they can share a layer's cache.
 bool same_cache(const outrider_op &one, const outrider_op &other) {
   const auto same = [](const outrider_slice &a, const outrider_slice &b) {
     return a.buffer == b.buffer && a.offset == b.offset && a.width == b.width;
@@ -59,13 +59,13 @@ int32_t Engine::plan_cache(int layers, int64_t limit) {
   return OUTRIDER_OK;
 }
 
-// What matrices that are multiplied in pairs of channels need beside their codes: a word for every 128 or fewer of them.
+// Computes the constants of matrices that are multiplied in pairs of channels.
 int32_t Engine::plan_pairs() {
   if (!pair_constants.empty()) pair_constants.resize(weights.size());
   for (const outrider_op &op : ops) {
     if (op.kind != OUTRIDER_LINEAR && op.kind != OUTRIDER_EXPERTS) continue;
     const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
-    // Of experts whose groups have factors products in pairs take as long as others.
+    // For experts with FACTORS, products in pairs are not faster.
     if (!in_pairs(weight) || (op.kind == OUTRIDER_EXPERTS && weight.scales == OUTRIDER_FACTORS)) continue;
     pair_constants.resize(weights.size());
     std::unique_ptr<Scratch> &constants = pair_constants[static_cast<size_t>(op.weight)];
@@ -130,14 +130,14 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   for (size_t i = 0; i < engine->widths.size(); ++i) engine->buffers.push_back(std::make_unique<Scratch>());
   for (outrider_op &op : engine->ops) {
     if (op.kind == OUTRIDER_LINEAR || op.kind == OUTRIDER_EXPERTS || op.kind == OUTRIDER_HEADS) {
-      // Of a token itself and for its experts, or for each head.
+      // Input rows for each token: one for the token itself and one for each of its experts; or one for each head.
       const int64_t rows = op.kind == OUTRIDER_EXPERTS ? op.kv_heads + 1 : op.kind == OUTRIDER_HEADS ? op.heads : 1;
       const outrider_weight &weight = engine->weights[static_cast<size_t>(op.weight)];
       const int64_t digits = digits_of(weight.format);
       engine->most_words = std::max(engine->most_words, rows * digits * words_in_row(weight));
       engine->most_expanded = std::max(engine->most_expanded, expanded_bytes(weight));
       if (weight.group) {
-        // FACTORS have offsets for whole blocks, more than there are groups in a matrix of one narrow block.
+        // FACTORS has offsets for whole blocks: more than there are groups, in a matrix of one narrow block.
         const int64_t blocks = (weight.columns + geometry(weight).block - 1) / geometry(weight).block;
         const int64_t groups = (weight.columns + weight.group - 1) / weight.group;
         engine->most_groups =
@@ -189,7 +189,7 @@ int32_t Engine::reserve(int tokens, int selected, int64_t cache_tokens) {
   std::vector<Pages> of_cache;
   if (status == OUTRIDER_OK) status = cache->reserve((cache_tokens + kBlockTokens - 1) / kBlockTokens, &of_cache);
   if (status != OUTRIDER_OK) return status;
-  // Slab by slab: a gigabyte can take a thread seconds.
+  // All threads touch slabs: one alone may need seconds for a gigabyte.
   pool->run([&](int thread) {
     for (size_t i = static_cast<size_t>(thread); i < of_cache.size(); i += static_cast<size_t>(pool->threads()))
       touch_pages(of_cache[i].memory, of_cache[i].bytes);

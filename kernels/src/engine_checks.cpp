@@ -1,4 +1,4 @@
-// Every field of a program is checked here, once, when an engine is created for it.
+// Checks every field of a program, once, when an engine is created for it.
 #include "engine.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ bool is_vector(const outrider_weight &weight, int width) {
   return weight.table && weight.format == OUTRIDER_FP32 && weight.rows == 1 && weight.columns >= width;
 }
 
-// Whether a vector holds ids of the vocabulary, each once: threads write to where it points.
+// Whether a vector holds distinct ids of the vocabulary: SPREAD writes to these columns, by several threads.
 bool are_tokens(const outrider_weight &weight, int count, int vocabulary) {
   const float *ids = static_cast<const float *>(weight.data);
   std::vector<bool> seen(static_cast<size_t>(vocabulary), false);
@@ -50,7 +50,7 @@ bool Engine::are_alike(int32_t weight, int32_t count) const {
   return true;
 }
 
-// What a head has of input that is not multiplied stands first, and goes into its output as it is.
+// A head's input begins with the columns that are not multiplied, which are copied to its output.
 int32_t Engine::check_heads(const outrider_op &op) const {
   const int64_t count = static_cast<int64_t>(weights.size());
   if (op.weight < 0 || op.heads < 1 || op.weight + int64_t{op.heads} > count)
@@ -71,7 +71,7 @@ int32_t Engine::check_heads(const outrider_op &op) const {
   return OUTRIDER_OK;
 }
 
-// The matrices of all experts are alike, so that what is planned for one serves for all.
+// The matrices of all experts must have the same shape and storage, so that what is planned for one is right for all.
 int32_t Engine::check_experts(const outrider_op &op) const {
   const int64_t count = static_cast<int64_t>(weights.size());
   if (op.weight < 0 || op.weight + int64_t{op.heads} > count || op.bias + int64_t{op.heads} > count)
@@ -109,7 +109,7 @@ int32_t Engine::check_choice(const outrider_op &op) const {
   return OUTRIDER_OK;
 }
 
-// What works on vectors that lie side by side: `heads` of them in the input.
+// BLEND and MATCH, whose input holds `heads` vectors side by side.
 int32_t Engine::check_vectors(const outrider_op &op) const {
   const bool blends = op.kind == OUTRIDER_BLEND;
   if (op.heads < 1 || op.in.width < op.heads || op.in.width % op.heads || !(op.epsilon >= 0.0f))
@@ -126,7 +126,7 @@ int32_t Engine::check_vectors(const outrider_op &op) const {
     const int32_t status = check_slice(*slice, width_of_slice, "vectors side by side");
     if (status != OUTRIDER_OK) return status;
   }
-  // Threads may write one vector while others read for the next.
+  // A thread may write one vector while another still reads for the next one.
   const auto meets_output = [&](const outrider_slice &slice) {
     return slice.buffer == op.out.buffer && slice.offset < op.out.offset + op.out.width &&
            op.out.offset < slice.offset + slice.width;
@@ -153,8 +153,8 @@ int32_t Engine::check_convolution(const outrider_op &op) const {
   return OUTRIDER_OK;
 }
 
-// `selected` are the buffers that hold selected positions only, none before the first select; `selecting`: the operation before
-// was a select.
+// selected [buffers]: whether a buffer holds only selected tokens, as none does before the first SELECT. selecting: whether the previous
+// operation is a SELECT.
 int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected) {
   const int weight_count = static_cast<int>(weights.size());
   const bool needs_weight = op.kind <= OUTRIDER_ROPE;
@@ -177,7 +177,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
     return slice.buffer >= 0 && slice.buffer < static_cast<int>(selected->size()) &&
            (*selected)[static_cast<size_t>(slice.buffer)];
   };
-  // Attention over a cache that an operation before it has filled already.
+  // Whether an earlier operation has filled the cache that this ATTENTION reads.
   const auto reads_only = [&] {
     return std::any_of(std::as_const(ops).data(), &op, [&](const outrider_op &other) {
       return other.kind == OUTRIDER_ATTENTION && other.integer == op.integer;
@@ -318,7 +318,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       break;
     case OUTRIDER_DELTA:
     case OUTRIDER_SCAN: {
-      const int numbers = op.kind == OUTRIDER_SCAN ? 2 : 1;  // for each head: A_log, and of a scan D
+      const int numbers = op.kind == OUTRIDER_SCAN ? 2 : 1;  // for each head: A_log, and for a scan D
       const int decays = op.heads * (decays_by_row(op) ? op.head_size : 1);
       refuse(op.heads < 1 || op.kv_heads < 1 || op.heads % op.kv_heads || op.head_size < 1,
              "heads with a state must be a multiple of the key heads");
@@ -406,7 +406,7 @@ int32_t Engine::check(const outrider_program &program) {
   return check_states_of_program();
 }
 
-// What a head takes in goes on, and what it goes on with is left: one of each, in this order.
+// The program of a head has exactly one TAKE_IN, one GO_ON and one LEAVE, in this order; other programs have none of them.
 int32_t Engine::check_states_of_program() {
   std::vector<const outrider_op *> found;
   for (const outrider_op &op : ops) {

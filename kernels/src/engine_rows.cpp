@@ -1,4 +1,4 @@
-// An engine's rows: opened, forked, cut back and closed.
+// An engine's rows: open, fork, skip, truncate, close.
 #include "engine.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ int32_t Engine::fork(int source, int length, const outrider_sampling &sampling, 
   to.begin = std::min(from.begin, length);
   if (!recurrence.empty()) to.recurrence = from.recurrence.forked(length, recurrence);
   if (longest > 0 && (from.rope == RowRope::kNone || (from.rope == RowRope::kUsual && length > longest))) {
-    to.rope = RowRope::kNone;  // of what has no keys there is nothing to share
+    to.rope = RowRope::kNone;  // no keys with the right frequencies: there is nothing to share
     return OUTRIDER_OK;
   }
   to.blocks.assign(from.blocks.begin(), from.blocks.begin() + (cached(to) + kBlockTokens - 1) / kBlockTokens);

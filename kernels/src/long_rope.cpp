@@ -1,6 +1,6 @@
-// Programs with rope that depends on how long a row is. The choice after a position is that of a row which ends there, or where its
-// prompt ends: a prompt is given whole. Up to `longest` tokens all of the row's keys have the usual frequencies, beyond that all have
-// those of long rows. So no pass holds keys of both, and a row that crosses over, one way or the other, is computed anew.
+// Programs whose rope frequencies depend on the length of the row. The choice after n tokens is that of a row of n tokens, or of its whole
+// prompt if n is less than that. If that length is at most `longest`, all keys of the row have the usual frequencies, else all have those
+// of long rows. So a row never has keys of both kinds: one that grows or is truncated across `longest` is recomputed.
 #include <algorithm>
 #include <utility>
 
@@ -11,23 +11,23 @@ namespace outrider {
 
 namespace {
 
-// What of a feed goes into one pass: tokens up to `end` of its row, and which of its outputs.
+// The part of a feed that one pass computes: the row's tokens up to `end`, and some of the feed's outputs.
 struct Part {
   int32_t feed;
   RowRope rope;
   int32_t end;
   int32_t choose, logits;
-  std::vector<int32_t> branches;  // of the feed's
+  std::vector<int32_t> branches;  // indices into the feed's branches
 };
 
-// The outputs of a pass over parts, until they go where the batch wants them.
+// The outputs of a pass over parts, before they are copied to the batch's.
 struct Outputs {
   std::vector<int32_t> chosen, runners_up, logprob_tokens;
   std::vector<double> margins, logprob_values;
   std::vector<float> logits;
 };
 
-// Where a feed's outputs lie in the batch, and how many of each are there already.
+// Where a feed's outputs begin in the batch's, and how many of them have been written.
 struct Place {
   int64_t choice = 0, logit = 0, logprob = 0;
   int32_t branch = 0, token = 0;
@@ -36,7 +36,7 @@ struct Place {
 
 int32_t at(const int32_t *values, int index, int32_t otherwise) { return values ? values[index] : otherwise; }
 
-// Of a row that is computed anew: several such rows would else take memory for all of their tokens at once.
+// Tokens of a pass that recomputes a row: a pass over all tokens of several long rows would take too much memory.
 constexpr int32_t kReadTogether = 512;
 
 }  // namespace
@@ -51,7 +51,7 @@ int32_t Engine::run(const outrider_batch &batch) {
   if (lacks(batch)) return run_with_lacking(batch);
   if (longest <= 0) return run_pass(batch);
   const int32_t status = run_by_length(batch);
-  choosings.clear();  // they are those of its last pass
+  choosings.clear();  // their indices are those of the last of several passes
   return status;
 }
 
@@ -95,7 +95,7 @@ int32_t Engine::run_by_length(const outrider_batch &batch) {
     next.logprob = places[index].logprob + static_cast<int64_t>(choose + branches) * explained;
     next.branch = places[index].branch + branches;
     next.token = places[index].token + count;
-    // Outputs after the first `longest` tokens of a row are those of a usual one, unless its prompt alone is longer.
+    // Outputs after at most `longest` tokens are computed with the usual frequencies, unless the prompt alone is longer.
     const int32_t usual_until = row.prompt > longest ? 0 : longest;
     const auto usual_of = [&](int32_t wanted) { return std::clamp(usual_until - (end - wanted), 0, wanted); };
     const int32_t usual_choices = usual_of(choose), usual_logits = usual_of(logits);
@@ -109,7 +109,8 @@ int32_t Engine::run_by_length(const outrider_batch &batch) {
       rounds[usual_wanted].push_back(
           {i, RowRope::kLong, end, choose - usual_choices, logits - usual_logits, long_branches});
   }
-  // Beyond a token that is not what was chosen before it nobody looks: for that no row is computed anew.
+  // A token that differs from the choice before it is a rejected candidate. Choices after it are of no use, so no row is recomputed for
+  // them.
   const auto is_idle = [&](const Part &part) {
     const Place &place = places[static_cast<size_t>(part.feed)];
     const std::vector<int32_t> &text = texts[static_cast<size_t>(part.feed)];
@@ -133,10 +134,10 @@ int32_t Engine::run_by_length(const outrider_batch &batch) {
     };
     unknown(place.choices_done, part.choose);
     for (const int32_t b : part.branches) unknown(batch.choose[part.feed] + b, 1);
-    // The rest of the row has no keys. Where it is not truncated, it is computed anew when it is fed again.
+    // The row's last tokens have no keys. Unless it is truncated to `longest`, it is recomputed when it is fed again.
     rows[static_cast<size_t>(batch.rows[part.feed])].history = texts[index];
   };
-  // Nothing has been fed: rows whose keys are gone are as long as before, and are computed when they are fed again.
+  // After a failure nothing counts as fed: rows get their earlier length; those whose keys are lost are recomputed when they are fed again.
   const auto take_back = [&] {
     for (size_t i = 0; i < feeds; ++i) {
       const int32_t id = batch.rows[i];
@@ -250,7 +251,7 @@ int32_t Engine::run_by_length(const outrider_batch &batch) {
         logprob += number * each;
       };
       hand_over(place.choices_done, part.choose);
-      // Behind all choices of the feed.
+      // Choices after branches follow all choices of the feed.
       for (const int32_t b : part.branches) hand_over(batch.choose[part.feed] + b, 1);
       place.choices_done += part.choose;
       const size_t values = static_cast<size_t>(part.logits) * static_cast<size_t>(vocabulary);

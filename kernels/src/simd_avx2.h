@@ -1,5 +1,5 @@
-// Sixteen lanes in two AVX2 registers. The three simd_*.h offer the same names and the same results, bit for bit; products of bytes
-// whose sums are of 16 bits (absolute_bytes, dot_signed, add_short_products, positive_bytes) are here alone.
+// Sixteen lanes in two AVX2 registers. The three simd_*.h define the same functions, with the same results bit for bit. Products of bytes
+// with 16-bit sums (absolute_bytes, dot_signed, add_short_products, positive_bytes) exist only here.
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -11,9 +11,9 @@ struct F {
 struct I {
   __m256i a, b;
 };
-// So many vectors of sums fit into registers beside what is added to them.
+// The number of accumulators that fit into registers beside the operands.
 constexpr int kSumsKept = 6;
-// Tokens whose int8 values lie side by side in the cache.
+// Tokens whose int8 values are interleaved in the KV cache.
 constexpr int kValuesTogether = 2;
 using Mask = F;
 
@@ -68,7 +68,7 @@ inline I sub_i(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(
 inline I and_i(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 inline I or_i(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 inline I xor_i(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
-// The 64 bits of x * y of unsigned lanes, in halves.
+// The low and high 32 bits of x * y, for unsigned lanes.
 inline void whole_product(__m256i x, __m256i y, __m256i *low, __m256i *high) {
   const __m256i even = _mm256_mul_epu32(x, y);
   const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), _mm256_srli_epi64(y, 32));
@@ -108,7 +108,7 @@ inline Mask lanes_of(uint32_t bits) {
 template <int BITS> inline __m256i dot_bytes_half(__m256i acc, __m256i u8, __m256i s8) {
   const __m256i ones = _mm256_set1_epi16(1);
   if (BITS == 4) return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u8, s8), ones));
-  // vpmaddubsw saturates with eight bits by eight, so the unsigned operand goes in as two nibbles, each of which is exact.
+  // vpmaddubsw saturates for 8 by 8 bits, so the unsigned operand is split into two nibbles, whose products are exact.
   const __m256i nibble = _mm256_set1_epi8(15);
   const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(u8, nibble), s8);
   const __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(u8, 4), nibble), s8);
@@ -119,8 +119,9 @@ template <int BITS> inline __m256i dot_bytes_half(__m256i acc, __m256i u8, __m25
 template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
   return {dot_bytes_half<BITS>(acc.a, u8.a, s8.a), dot_bytes_half<BITS>(acc.b, u8.b, s8.b)};
 }
-// Codes of four bits times a factor of up to 17 in both halves of each lane: `times_factor` once for all rows, then `dot_products`.
-// Sums of two bytes' products fit 16 bits before the factor, which then takes the place of the ones that add them.
+// The dot product of 4-bit codes with s8, times a factor of up to 17, which is in both 16-bit halves of each lane: `times_factor` once for
+// all rows, then `dot_products` for each. Here the sums of two products fit into 16 bits, and vpmaddwd multiplies them by the factor as it
+// adds them.
 inline I times_factor(I codes, I) { return codes; }
 inline __m256i dot_products_half(__m256i acc, __m256i codes, __m256i s8, __m256i factor) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, s8), factor));
@@ -128,12 +129,13 @@ inline __m256i dot_products_half(__m256i acc, __m256i codes, __m256i s8, __m256i
 inline I dot_products(I acc, I codes, I s8, I factor) {
   return {dot_products_half(acc.a, codes.a, s8.a, factor.a), dot_products_half(acc.b, codes.b, s8.b, factor.b)};
 }
-// acc + the sum over each lane's four bytes of x * y, of bytes with a sign. No y is -128, so two products fit 16 bits.
+// acc + the sum over each lane's four signed bytes of x * y; magnitude is absolute_bytes(x). No y is -128, so the sum of two products fits
+// into 16 bits.
 inline I absolute_bytes(I x) { return {_mm256_abs_epi8(x.a), _mm256_abs_epi8(x.b)}; }
 inline __m256i dot_signed_half(__m256i acc, __m256i magnitude, __m256i x, __m256i y) {
   const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(y, x));
   acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  asm("" : "+x"(acc));  // now, or GCC keeps products of several sums waiting, and puts sums into memory instead
+  asm("" : "+x"(acc));  // forces the addition now: GCC would keep several products in registers and spill the sums
   return acc;
 }
 inline I dot_signed(I acc, I magnitude, I x, I y) {
@@ -143,7 +145,7 @@ inline I dot_signed(I acc, I magnitude, I x, I y) {
 inline I dot_words(I acc, I x, I y) {
   return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
 }
-// Of words of 16 bits: sums + u8 * s8 + u8 * s8. GCC would sum up many of them as a tree, for which there are no registers.
+// For each 16-bit word: sums + u8 * s8 + u8 * s8. Without the asm GCC adds many of them as a tree, for which there are too few registers.
 inline __m256i add_short_half(__m256i sums, __m256i u8, __m256i s8) {
   sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(u8, s8));
   asm("" : "+x"(sums));
@@ -152,7 +154,7 @@ inline __m256i add_short_half(__m256i sums, __m256i u8, __m256i s8) {
 inline I add_short_products(I sums, I u8, I s8) {
   return {add_short_half(sums.a, u8.a, s8.a), add_short_half(sums.b, u8.b, s8.b)};
 }
-// Bytes with a sign, or zero where they are below it.
+// max(0, x) of signed bytes.
 inline I positive_bytes(I x) {
   const __m256i zero = _mm256_setzero_si256();
   return {_mm256_max_epi8(x.a, zero), _mm256_max_epi8(x.b, zero)};
@@ -168,7 +170,7 @@ inline F load_bf16(const uint16_t *p) {
   return as_float(shl<16>(
       {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(words)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(words, 1))}));
 }
-// 32 bytes with a sign as words
+// 32 signed bytes as 16-bit words
 inline I words_of(const int8_t *p) {
   const __m128i *const halves = reinterpret_cast<const __m128i *>(p);
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)), _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
@@ -184,12 +186,12 @@ inline F load_half(const uint16_t *p) {
   const __m128i *q = reinterpret_cast<const __m128i *>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
 }
-// Of every byte's lower four bits the table's byte.
+// For every byte, table[its lower four bits].
 inline I look_up(const uint8_t *table, I x) {
   const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
   return {_mm256_shuffle_epi8(bytes, x.a), _mm256_shuffle_epi8(bytes, x.b)};
 }
-// Whether a byte has none of these bits.
+// Whether some byte of x has none of the bits of the same byte of `bits`.
 inline bool some_byte_lacks(I x, I bits) {
   const __m256i none = _mm256_setzero_si256();
   const __m256i first = _mm256_cmpeq_epi8(_mm256_and_si256(x.a, bits.a), none),
@@ -209,7 +211,7 @@ inline F dot_bf16(F acc, I x, I y) {
 }
 inline void prefetch(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
 inline void prefetch_second(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
-// For a line that will be written. Without -mprfchw GCC makes a prefetch for reading of __builtin_prefetch(p, 1).
+// Prefetches a line for writing. Without -mprfchw GCC turns __builtin_prefetch(p, 1) into a prefetch for reading.
 inline void prefetch_to_write(const void *p) { asm volatile("prefetchw %0" : : "m"(*static_cast<const char *>(p))); }
 
 }  // namespace

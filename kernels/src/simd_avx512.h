@@ -1,4 +1,4 @@
-// Sixteen lanes in one AVX-512 register. The three simd_*.h offer the same names and the same results, bit for bit.
+// Sixteen lanes in one AVX-512 register. The three simd_*.h define the same functions, with the same results bit for bit.
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -6,9 +6,9 @@ namespace {
 
 using F = __m512;
 using I = __m512i;
-// So many vectors of sums fit into registers beside what is added to them.
+// The number of accumulators that fit into registers beside the operands.
 constexpr int kSumsKept = 16;
-// Tokens whose int8 values lie side by side in the cache, so that one instruction weighs all of them.
+// Tokens whose int8 values are interleaved in the KV cache, so that one instruction multiplies all of them by their weights.
 constexpr int kValuesTogether = 4;
 using Mask = __mmask16;
 
@@ -51,7 +51,7 @@ inline I sub_i(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I and_i(I a, I b) { return _mm512_and_si512(a, b); }
 inline I or_i(I a, I b) { return _mm512_or_si512(a, b); }
 inline I xor_i(I a, I b) { return _mm512_xor_si512(a, b); }
-// The 64 bits of a * b of unsigned lanes, in halves.
+// The low and high 32 bits of a * b, for unsigned lanes.
 inline void whole_product(I a, I b, I *low, I *high) {
   const __m512i even = _mm512_mul_epu32(a, b);
   const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32));
@@ -68,15 +68,16 @@ inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 inline I as_int(F a) { return _mm512_castps_si512(a); }
 inline F as_float(I a) { return _mm512_castsi512_ps(a); }
 
-// Sums stay where they are: around the intrinsics of these two GCC 12 copies every sum of a loop, and keeps some in memory, which
-// took a fifth of the time of eight rows.
+// dot_bytes and dot_words are inline assembly, which accumulates in place: around the intrinsics GCC 12 copies every accumulator of a loop
+// and spills some, which took a fifth of the time of eight rows.
 
 // acc + the sum over each lane's four bytes of u8 * s8
 template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8));
   return acc;
 }
-// Codes of four bits times a factor of up to 17 in both halves of each lane: `times_factor` once for all rows, then `dot_products`.
+// The dot product of 4-bit codes with s8, times a factor of up to 17, which is in both 16-bit halves of each lane: `times_factor` once for
+// all rows, then `dot_products` for each.
 inline I times_factor(I codes, I factor) { return _mm512_mullo_epi16(codes, factor); }
 inline I dot_products(I acc, I products, I s8, I) { return dot_bytes<8>(acc, products, s8); }
 // acc + the sum over each lane's two int16 of a * b
@@ -89,11 +90,11 @@ inline void store_bytes(int8_t *p, I x) { _mm_storeu_si128(reinterpret_cast<__m1
 inline F load_bf16(const uint16_t *p) {
   return as_float(shl<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))));
 }
-// 32 bytes with a sign as words
+// 32 signed bytes as 16-bit words
 inline I words_of(const int8_t *p) {
   return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 }
-// Sixteen lanes in halves, as math.inc does it for the others.
+// Folds sixteen lanes in halves, in the same order as math.inc does for the other units.
 #define OUTRIDER_FOLDS
 inline float fold_add(F x) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
@@ -108,19 +109,19 @@ inline float fold_max(F x) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 inline int32_t fold_add_i(I x) { return _mm512_reduce_add_epi32(x); }
-// Of each of four vectors the sum of its quarters, one after the other.
+// The sums of the quarters of x[0], x[1], x[2] and x[3], in this order.
 inline I fold_quarters(const I *x) {
   const auto halves = [](I a, I b) { return add_i(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xEE)); };
   const I a = halves(x[0], x[1]), b = halves(x[2], x[3]);
   return add_i(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xDD));
 }
-// Of every four words the first bytes, then the second ones, and so on.
+// Transposes the bytes of every four words: their first bytes, then their second bytes, and so on.
 #define OUTRIDER_TURNS_FOURS
 inline I turn_fours(I x) {
   const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(order));
 }
-// Each of four words four times.
+// Each of the four words at p, four times.
 inline I each_four_times(const char *p) {
   const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
   return _mm512_permutexvar_epi32(order, _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
@@ -129,12 +130,12 @@ inline I each_four_times(const char *p) {
 // The fp16 numbers in the low halves of the lanes.
 inline F from_half(I x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
 inline F load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
-// Of every byte's lower four bits the table's byte.
+// For every byte, table[its lower four bits].
 inline I look_up(const uint8_t *table, I x) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), x);
 }
-// Whether a byte has none of these bits.
+// Whether some byte of x has none of the bits of the same byte of `bits`.
 inline bool some_byte_lacks(I x, I bits) { return _mm512_testn_epi8_mask(x, bits) != 0; }
 inline void store_low_words(uint16_t *p, I x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(x));
@@ -150,7 +151,8 @@ inline F dot_bf16(F acc, I a, I b) {
 #endif
 }
 #ifdef __AVX512BF16__
-// Normal numbers and zeros to nearest, ties to even, in the lower and the upper half of each lane.
+// Rounds to bf16, to nearest, ties to even: `lower` into the lower half of each lane, `upper` into the upper one. Only for normal numbers
+// and zeros.
 inline I nearest_bf16(F lower, F upper) {
   const I words = (I)_mm512_cvtne2ps_pbh(upper, lower);
   const I upper_words = _mm512_set_epi32(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16);
@@ -160,7 +162,7 @@ inline I nearest_bf16(F lower, F upper) {
 #endif
 inline void prefetch(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
 inline void prefetch_second(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
-// For a line that will be written. Without -mprfchw GCC makes a prefetch for reading of __builtin_prefetch(p, 1).
+// Prefetches a line for writing. Without -mprfchw GCC turns __builtin_prefetch(p, 1) into a prefetch for reading.
 inline void prefetch_to_write(const void *p) { asm volatile("prefetchw %0" : : "m"(*static_cast<const char *>(p))); }
 
 }  // namespace

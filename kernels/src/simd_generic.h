@@ -1,5 +1,5 @@
-// Sixteen lanes in four of the compiler's own vectors, on any machine. The three simd_*.h offer the same names and the same
-// results, bit for bit.
+// Sixteen lanes in four of the compiler's own vectors, on any machine. The three simd_*.h define the same functions, with the same results
+// bit for bit.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 namespace {
 
-// A cast from one of these to another of its size changes no bit.
+// A cast between two of these types of the same size keeps the bits.
 using Floats = float __attribute__((vector_size(16)));
 using Ints = int32_t __attribute__((vector_size(16)));
 using Bits = uint32_t __attribute__((vector_size(16)));
@@ -25,13 +25,13 @@ struct F {
 struct I {
   Ints x[4];
 };
-// So many vectors of sums fit into registers beside what is added to them.
+// The number of accumulators that fit into registers beside the operands.
 constexpr int kSumsKept = 16;
-// Tokens whose int8 values lie side by side in the cache.
+// Tokens whose int8 values are interleaved in the KV cache.
 constexpr int kValuesTogether = 2;
 using Mask = I;
 
-// Without a loop: unrolled ones of sixteen lanes took the compiler minutes.
+// Without a loop: to unroll loops over sixteen lanes took the compiler minutes.
 template <typename Result, typename Function> inline Result each(Function function) {
   return {{function(0), function(1), function(2), function(3)}};
 }
@@ -137,7 +137,7 @@ inline I or_i(I a, I b) {
 inline I xor_i(I a, I b) {
   return each<I>([&](int i) { return a.x[i] ^ b.x[i]; });
 }
-// The 64 bits of a * b of unsigned lanes, in halves.
+// The low and high 32 bits of a * b, for unsigned lanes.
 inline void whole_product(I a, I b, I *low, I *high) {
   for (int lane = 0; lane < 16; ++lane) {
     const uint64_t product =
@@ -157,7 +157,7 @@ template <int N> inline I shr(I a) {
 template <int N> inline I sar(I a) {
   return each<I>([&](int i) { return a.x[i] >> N; });
 }
-// To nearest, ties to even, and INT32_MIN where the result does not fit, as x86 has it.
+// Rounds to nearest, ties to even; INT32_MIN where the result does not fit, as on x86.
 inline I to_int(F a) {
   return each<I>([&](int i) {
     const Floats x = a.x[i];
@@ -181,7 +181,7 @@ inline F as_float(I a) {
   return each<F>([&](int i) { return (Floats)a.x[i]; });
 }
 
-// The sums of two neighbouring products each, in 32 bits.
+// The sums of every two neighbouring products, in 32 bits.
 inline Bits multiply_pairs(Words a, Words b) {
 #if defined(__SSE2__)
   return (Bits)_mm_madd_epi16((__m128i)a, (__m128i)b);
@@ -207,7 +207,8 @@ template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
     return (Ints)((Bits)acc.x[i] + even + odd);
   });
 }
-// Codes of four bits times a factor of up to 17 in both halves of each lane: `times_factor` once for all rows, then `dot_products`.
+// The dot product of 4-bit codes with s8, times a factor of up to 17, which is in both 16-bit halves of each lane: `times_factor` once for
+// all rows, then `dot_products` for each.
 inline I times_factor(I codes, I factor) {
   return each<I>([&](int i) { return (Ints)((Bits)codes.x[i] * ((Bits)factor.x[i] & 0xFFFFu)); });
 }
@@ -225,7 +226,7 @@ inline F load_bf16(const uint16_t *p) {
     return (Floats)(__builtin_convertvector(words, Bits) << 16);
   });
 }
-// 32 bytes with a sign as words
+// 32 signed bytes as 16-bit words
 inline I words_of(const int8_t *p) {
   return each<I>([=](int i) {
     EightBytes bytes;
@@ -233,24 +234,24 @@ inline I words_of(const int8_t *p) {
     return (Ints) __builtin_convertvector(bytes, Words);
   });
 }
-// The fp16 numbers in the low halves of the lanes, finite ones.
+// The fp16 numbers in the low halves of the lanes, which must be finite.
 inline F from_half(I x) {
   return each<F>([&](int i) {
     const Bits half = (Bits)x.x[i], magnitude = (half & 0x7FFFu) << 13;
-    // Exact, of subnormal numbers too: the exponent's bias is another.
+    // Exact, also for subnormal numbers: 2^112 corrects the difference of the exponents' biases.
     const Floats value = (Floats)magnitude * 0x1p112f;
     return (Floats)((Bits)value | (half & 0x8000u) << 16);
   });
 }
 inline F load_half(const uint16_t *p) { return from_half(shr<16>(as_int(load_bf16(p)))); }
-// Of every byte's lower four bits the table's byte.
+// For every byte, table[its lower four bits].
 inline I look_up(const uint8_t *table, I x) {
   uint8_t bytes[64];
   store_i(bytes, x);
   for (uint8_t &byte : bytes) byte = table[byte & 15];
   return load_i(bytes);
 }
-// Whether a byte has none of these bits.
+// Whether some byte of x has none of the bits of the same byte of `bits`.
 inline bool some_byte_lacks(I x, I bits) {
   uint8_t bytes[64], wanted[64];
   store_i(bytes, x);

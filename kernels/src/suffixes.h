@@ -102,8 +102,8 @@ class Suffixes {
   struct Row {
     OwnText text;
     Answers::Tail tail;
-    // The guesses for what follows the text. held: how many of this row's guesses were right, expected: the sum of their probabilities; both
-    // with exponential decay.
+    // The guesses for what follows the text. held: the number of this row's guesses that were right; expected: the sum of their
+    // probabilities. Both decay exponentially.
     std::vector<Guess> guesses;
     double held = 0.0, expected = 0.0;
   };
