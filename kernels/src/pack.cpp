@@ -11,7 +11,7 @@
 namespace outrider {
 namespace {
 
-// Of a matrix's rows and columns: rounded up they still fit into 32 bits.
+// The most rows or columns of a matrix: rounded up they still fit into 32 bits.
 constexpr int32_t kMostSide = 1 << 30;
 
 float half_to_float(uint16_t half) {
@@ -49,12 +49,12 @@ uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
 }
 
-// Whether floats are rounded to scales in bf16 that lie before their codes, beside zero points.
+// Whether floats are rounded to int4 in groups of 32, with bf16 scales and zero points in the block's header.
 bool by_small_groups(const outrider_weight &weight) {
   return weight.codes == OUTRIDER_INT4 && weight.scales == OUTRIDER_SCALE_BF16 && weight.zeros && weight.group == 32;
 }
 
-// One row into its lane of a tile: every lane owns 32-bit words of its own, 128 bytes apart.
+// Quantises a row and packs it into its lane of a tile: a lane is one 32-bit word of each line of 128 bytes.
 void pack_integer(const Kernels &kernels, const outrider_weight &weight, const float *row, char *tile, int lane) {
   const Geometry shape = geometry(weight);
   const bool in_words = weight.scales == OUTRIDER_WORDS;
@@ -93,7 +93,8 @@ void pack_integer(const Kernels &kernels, const outrider_weight &weight, const f
   }
 }
 
-// The halves of a row in its weight's format; false where a number has none. What comes in fp16 has all.
+// Converts a row to the weight's format of 16 bits; false if a number is infinite in bf16, or not exact in fp16. A source in fp16 always
+// is.
 bool to_halves(const outrider_weight &weight, const std::vector<float> &row, std::vector<uint16_t> *halves) {
   bool all = true;
   for (size_t c = 0; weight.format == OUTRIDER_BF16 && c < row.size(); ++c) {
@@ -117,7 +118,7 @@ void pack_float(const outrider_weight &weight, const float *row, const uint16_t 
   }
 }
 
-// Whether floats can be stored in codes that way.
+// Whether there is storage for float codes (E4M3) with these scales and groups.
 bool known_floats(const outrider_weight &weight) {
   return weight.codes == OUTRIDER_E4M3 && weight.format == OUTRIDER_BF16 && !weight.table && !weight.zeros &&
          !weight.ordered && (weight.group == 32 || weight.group == 64 || weight.group == 128) &&
@@ -125,7 +126,7 @@ bool known_floats(const outrider_weight &weight) {
           weight.scales == OUTRIDER_SCALE_BF16);
 }
 
-// Whether the scales can be stored that way for these codes and groups.
+// Whether there is storage for integer or E2M1 codes with these scales and groups.
 bool known_storage(const outrider_weight &weight) {
   const int codes = weight.codes, group = weight.group;
   const bool plain = group == 32 || group == 64 || group == 128;
@@ -185,7 +186,7 @@ void copy_row(const outrider_weight &from, int from_row, const outrider_weight &
   const auto [to_tile, to_lane] = lane_of(to, to_row);
   const char *source = static_cast<const char *>(from.data) + from_tile * tile_bytes(from);
   char *target = static_cast<char *>(const_cast<void *>(to.data)) + to_tile * tile_bytes(to);
-  // Every lane owns four bytes of a line, or two of half a line.
+  // A lane has four bytes of each line, or two of half a line.
   const auto copy = [&, from_lane = from_lane, to_lane = to_lane](int64_t bytes, int line) {
     const int each = line / kTileRows;
     for (int64_t done = 0; done < bytes; done += line, source += line, target += line)
@@ -242,13 +243,13 @@ int32_t pack_rows(const outrider_weight &weight, int first_row, int count, const
   std::vector<uint16_t> halves(in_halves ? row.size() : 0);
   char *data = static_cast<char *>(const_cast<void *>(weight.data));
   const int64_t tile_size = tile_bytes(weight);
-  // What is rounded to codes may be twice as large from the least number to the greatest.
+  // For codes max - min must be finite, which may be twice the largest |value|.
   const float stretch = has_codes(weight) ? 2.0f : 1.0f;
   for (int i = 0; i < count; ++i) {
     read_row(source, source_type, i * stride, weight.columns, row.data());
     float probe = 0.0f;
     for (const float value : row) probe += value * stretch - value * stretch;
-    // Zero unless some value is not finite, or too large; only then is it looked for.
+    // The probe is 0 unless some value is not finite or too large; only then is that value searched for.
     for (int c = 0; !(probe == 0.0f) && c < weight.columns; ++c) {
       const float value = row[static_cast<size_t>(c)];
       if (!isfinite(value * stretch))

@@ -1,5 +1,4 @@
-// Packing what is quantised already: codes, scales and zero points go to their places as they are. kernels/storage.py is the
-// definition.
+// Packs matrices that are quantised already: codes, scales and zero points are stored unchanged. kernels/storage.py is the definition.
 #include <math.h>
 #include <string.h>
 
@@ -37,7 +36,7 @@ bool exact_half(float value, uint16_t *half) {
     if (magnitude & 0x1FFF || magnitude >= (143u << 23)) return false;
     result = (magnitude - (112u << 23)) >> 13;
   } else {
-    // A multiple of 2^-24, below 2^-14.
+    // Below 2^-14 fp16 has the multiples of 2^-24.
     const float scaled = fabsf(value) * 0x1p24f;
     result = static_cast<uint32_t>(scaled);
     if (static_cast<float>(result) != scaled) return false;
@@ -52,7 +51,7 @@ namespace {
 struct Row {
   const outrider_weight &weight;
   const Geometry &shape;
-  int number;  // in the matrix, for sentences
+  int number;  // of the row in the matrix, for error messages
   const uint8_t *codes;
   const float *scales;
   const uint8_t *zeros;
@@ -77,7 +76,7 @@ int most(int codes) {
                                                           : 15;
 }
 
-// 448 times this is finite in bf16.
+// 448, the largest E4M3 value, times this is finite in bf16.
 constexpr float kLargestE4m3Scale = 0x1p119f;
 
 int32_t inexact(const Row &row, int column, float scale, const char *type) {
@@ -88,7 +87,7 @@ int32_t inexact(const Row &row, int column, float scale, const char *type) {
 void put(char *at, uint32_t word) { memcpy(at, &word, sizeof word); }
 void put_half(char *at, uint16_t half) { memcpy(at, &half, sizeof half); }
 
-// The scales and zero points of the block whose first channel is `start`.
+// Packs the scales, minima and zero points of the block whose first channel is `start`.
 int32_t pack_header(const Row &row, char *header, int start, int channels) {
   const outrider_weight &weight = row.weight;
   const int lane = row.lane, group = weight.group;
@@ -135,7 +134,7 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
       if (g < 4) {
         words[8 + g] = static_cast<uint8_t>(words[8 + g] | low);
       } else {
-        // What four bytes leave free in three words holds another four numbers of six bits.
+        // The minimum's factors of groups 4 to 7 are in the upper two bits of the bytes of three words, two bits in each.
         for (int part = 0; part < 3; ++part)
           words[4 * part + g - 4] = static_cast<uint8_t>(words[4 * part + g - 4] | (low >> 2 * part & 3) << 6);
       }
@@ -144,7 +143,7 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
     for (int part = 0; part < 3; ++part) memcpy(header + (1 + part) * kTileBytes + 4 * lane, words + 4 * part, 4);
     return OUTRIDER_OK;
   }
-  // Where a row's zero points lie: as many bytes as there are groups, two for one.
+  // A row's zero points: a byte for each group, or two bytes for a single group.
   char *const zero_points = header + row.shape.scale_bytes + (kBlockChannels / group == 4 ? 4 : 2) * lane;
   for (int g = 0; g * group < channels; ++g) {
     const int column = start + g * group, source = column / row.source_group;
@@ -156,7 +155,7 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
     if (weight.codes == OUTRIDER_E4M3 && !(fabsf(scale) <= kLargestE4m3Scale))
       return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale %.9g makes infinite numbers of fp8", row.number,
                   column, static_cast<double>(scale));
-    // AMX takes codes of four bits less their zero points, as bytes with a sign.
+    // AMX multiplies code - zero point as signed bytes.
     if (weight.codes == OUTRIDER_INT4 && zero > 128)
       return fail(OUTRIDER_INVALID, "row %d, column %d: a zero point of %d of codes of 4 bits, at most 128 fit", row.number,
                   column, zero);
@@ -180,7 +179,7 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
         put_half(header + g * kTileBytes / 2 + 2 * lane, static_cast<uint16_t>(word >> 16));
         break;
       default:
-        // 2^(code - 127); what would be a subnormal number is left to formats that have them.
+        // 2^(byte - 127). Byte 0 is refused: it would be a subnormal fp32.
         if (word & 0x807FFFFF || word >> 23 < 1) return inexact(row, column, scale, "e8m0 above 2^-127");
         header[4 * lane + g] = static_cast<char>(word >> 23);
         continue;
@@ -198,7 +197,7 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
   return OUTRIDER_OK;
 }
 
-// Up to 32 channels that fill whole lines; missing ones are zero.
+// Packs one unit, up to 32 channels that fill whole lines; missing channels are zero.
 void pack_unit(const Row &row, const uint8_t *codes, char *at) {
   const int lane = row.lane;
   uint32_t words[9] = {};
@@ -212,7 +211,7 @@ void pack_unit(const Row &row, const uint8_t *codes, char *at) {
   for (int eight = 0; eight < eights; ++eight)
     put(at + eight * kTileBytes + 4 * lane, (words[2 * eight] & 0x0F0F0F0F) | (words[2 * eight + 1] & 0x0F0F0F0F) << 4);
   if (eights == 1) return;
-  // The bits above: of every fourth channel in one byte, those of lower channels lower.
+  // The last line has the upper bits: byte b those of channels b, b + 4, ..., the first channel's lowest.
   const int high = eights == 2 ? 2 : 1;
   uint32_t above = 0;
   for (int four = 0; four < 2 * eights; ++four)
@@ -318,12 +317,12 @@ uint16_t half_at(const char *at) {
   return half;
 }
 
-// What the groups of a block need to know, of one row.
+// One row's scales, zero points and minima for the groups of a block.
 struct Groups {
   float scales[kSuperChannels / 16], zeros[kSuperChannels / 16], minima[kSuperChannels / 16];
 };
 
-// The header of the block at `at`, for one lane.
+// Reads the header of the block at `at`, for one lane.
 Groups read_groups(const outrider_weight &weight, const Geometry &shape, const char *at, int lane) {
   Groups found = {};
   const int count = shape.block / weight.group;
@@ -391,7 +390,7 @@ Groups read_groups(const outrider_weight &weight, const Geometry &shape, const c
   return found;
 }
 
-// The codes of a unit: what pack_unit packs.
+// Reads the codes of one unit, which pack_unit has packed.
 void read_unit(const outrider_weight &weight, const Geometry &shape, const char *at, int lane, uint8_t codes[32]) {
   uint32_t words[8] = {};
   at += 4 * lane;

@@ -1,4 +1,4 @@
-// All threads walk the program together: the plan of a pass and its smaller operations.
+// The plan of a forward pass, and its smaller operations. All threads run each operation together, with barriers between operations.
 #include <string.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace outrider {
 void Pass::plan() {
   int choices = 0, logits = 0, branch = 0;
   int64_t logprobs = 0, states_out = 0, states_in = 0;
-  // Of the branches: their feeds, and where the choices after them go.
+  // For each branch: its feed, and where the choice after it and its log-probabilities go.
   std::vector<int32_t> branch_feeds, branch_choices;
   std::vector<int64_t> branch_logprobs;
   for (int i = 0; i < batch.feeds; ++i) {
@@ -255,7 +255,7 @@ void Pass::select(const outrider_op &op, Rows chosen, int thread) {
   });
 }
 
-// They are made beside the pass, by a thread that may have to share a core with this one: so it spins briefly, and then sleeps.
+// Masks are computed during the pass, by a thread that may share a core with this one; so this one spins briefly, then sleeps.
 void Pass::wait_for_masks() const {
   if (!batch.masks_ready) return;
   constexpr int kSpins = 64;
@@ -264,7 +264,7 @@ void Pass::wait_for_masks() const {
     if (tries >= kSpins) std::this_thread::sleep_for(kNap);
 }
 
-// What is chosen where choices are corrected. Both are kept, with the state, for whoever tells later which of them was right.
+// The choice by corrected logits. Both choices are kept with the hidden state, to learn from when the target has told which was right.
 template <typename ChooseBy>
 Choice Pass::corrected(const Choice &own, int64_t s, SamplerScratch *scratch, const ChooseBy &choose_by) const {
   const size_t t = static_cast<size_t>(selected[static_cast<size_t>(s)]);
@@ -274,7 +274,7 @@ Choice Pass::corrected(const Choice &own, int64_t s, SamplerScratch *scratch, co
   const float *state = engine.buffer(states) + s * engine.stride(states);
   RowState &row = engine.rows[static_cast<size_t>(feed.row)];
   const int32_t length = position[t] + 1, slot = length % kKeptChoices;
-  // Masks of a draft that makes all candidates in one pass are no text that could repeat itself.
+  // Only in a draft's own steps: the mask tokens of a parallel draft are not a text that could repeat itself.
   const Repetition repetition =
       engine.stepping ? find_repetition(row.history.data(), static_cast<size_t>(length)) : Repetition{};
   Choice choice = own;
@@ -285,7 +285,7 @@ Choice Pass::corrected(const Choice &own, int64_t s, SamplerScratch *scratch, co
     choice = choose_by(scores);
     if (!choice.finite) choice = own;
   }
-  // Of a longer feed two choices would have the same place.
+  // In a longer feed two choices would have the same slot.
   if (feed.position + feed.count - position[t] <= kKeptChoices) {
     row.kept[static_cast<size_t>(slot)] = {length, own.token, choice.token, choice.runner_up, choice.margin, repetition};
     memcpy(row.kept_states.data() + static_cast<int64_t>(slot) * corrections.width(), state,
@@ -308,7 +308,7 @@ void Pass::choose_one(const outrider_op &op, int64_t s, int thread) {
   const int32_t length = position[t] + 1, *history = row.history.data();
   const bool branch = s >= static_cast<int64_t>(selected.size() - branches.size());
   if (branch) {
-    // The row's own history goes on with the token whose place the branch takes.
+    // At this position the row's history has the candidate that the branch is an alternative to.
     scratch->history.assign(history, history + length);
     scratch->history.back() = token[t];
     history = scratch->history.data();
@@ -325,7 +325,7 @@ void Pass::choose_one(const outrider_op &op, int64_t s, int thread) {
   batch.chosen[choice_at[at]] = choice.token;
   if (batch.runners_up) batch.runners_up[choice_at[at]] = choice.runner_up;
   if (batch.margins) batch.margins[choice_at[at]] = choice.margin;
-  // A branch is only tried: what came of it is as if it had not been.
+  // If a branch's logits are not finite the branch is dropped, and the row goes on.
   if (!choice.finite && branch) batch.chosen[choice_at[at]] = -1;
   else if (!choice.finite) not_finite.store(feeds[static_cast<size_t>(feed)].row);
   else if (logprobs_at[at] >= 0 && choice.token >= 0)
@@ -335,7 +335,7 @@ void Pass::choose_one(const outrider_op &op, int64_t s, int thread) {
 
 void Pass::choose(const outrider_op &op, size_t index, const Part &part, int thread) {
   claim(claimed(index, part), part.selected.count, thread, [&](int64_t s) {
-    // What scores are worked on in is asked for when they first need it.
+    // The sampler allocates its scratch memory at first use.
     try {
       choose_one(op, part.selected.first + s, thread);
     } catch (const std::bad_alloc &) {
@@ -402,7 +402,8 @@ void Pass::run_op(size_t index, const Part &part, Rows rows, AttentionBeside *be
 
 namespace {
 
-// What reads and writes each token's own row alone: every thread has the same rows in all such operations.
+// Operations that read and write each token's own row only. A thread has the same rows in all of them, so they need no barrier between
+// them.
 bool stays_in_rows(int32_t kind) {
   switch (kind) {
     case OUTRIDER_NORM:
@@ -425,7 +426,7 @@ void Pass::run_ops(size_t from, size_t end, const Part &part, AttentionBeside *b
   Rows rows = part.tokens;
   for (size_t index = from; index < end; ++index) {
     if (is_left_out(engine.ops[index])) {
-      // All that is made of given states goes with them.
+      // All operations up to GO_ON depend on the given states, so they are skipped as well.
       if (engine.ops[index].kind == OUTRIDER_TAKE_IN)
         while (engine.ops[index + 1].kind != OUTRIDER_GO_ON) ++index;
       continue;
@@ -481,7 +482,8 @@ int32_t Engine::run_pass(const outrider_batch &batch) {
   if (status == OUTRIDER_OK) status = reserve_blocks(batch);
   if (status == OUTRIDER_OK && !recurrence.empty()) status = reserve_recurrence(batch);
   if (status != OUTRIDER_OK) return status;
-  // All that may ask for memory, but the choices, comes before the rows have these tokens: where there is none they stay as they were.
+  // Everything that allocates memory, except the choices, comes before the rows' histories get these tokens: if memory runs out, rows are
+  // unchanged.
   int fed = 0;
   for (int i = 0; i < batch.feeds; fed += batch.counts[i], ++i) {
     std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;

@@ -1,15 +1,16 @@
-// Attention: keys and values on their way into the cache, then the queries; branches follow once nobody else reads their head.
+// Attention: stores keys and values into the KV cache, then computes the attention of all queries; a branch follows when no other thread
+// reads its head any more.
 #include <algorithm>
 
 #include "pass.h"
 
 namespace outrider {
 
-// Attention is shared out in about so many pieces a thread, with so many blocks of queries a piece at most.
+// Attention is divided into about kPiecesAThread pieces for each thread, with at most kMostQueryBlocks blocks of queries in a piece.
 constexpr int64_t kPiecesAThread = 4, kMostQueryBlocks = 4;
 
-// This thread's share of the keys and values of some feeds. Keys of sixteen tokens lie in the same lines of memory, so one thread
-// stores them all: two would take the lines from each other.
+// Stores this thread's share of the keys and values of the wanted feeds. The keys of a granule (16 tokens) share cache lines, so one
+// thread stores them all: two would contend for the lines.
 template <typename Wanted> void Pass::store_granules(const outrider_op &op, Wanted wanted, int thread) const {
   const auto granules_of = [](const FeedState &feed) {
     return (feed.position + feed.count - 1) / kLanes - feed.position / kLanes + 1;
@@ -38,9 +39,10 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
   const size_t rows = stores ? static_cast<size_t>(tokens) : selected.size();
   const int64_t kept = static_cast<int64_t>(rows - branches.size());
   const int group = op.heads / op.kv_heads;
-  // Queries of a head that one thread takes at once share what the first of them brings into its cache.
+  // One thread computes several queries of a head at once, since they share the keys and values that are in its caches.
   const int64_t all_queries = kept * op.heads, threads = engine.pool->threads(), even = kPiecesAThread * threads;
-  // Where there are fewer blocks than threads, halves of blocks: a thread more works, and a half still shares what it reads.
+  // With fewer blocks of queries than threads, pieces are half blocks: more threads work, and the queries of a half still share what they
+  // read.
   const int64_t piece = all_queries < kQueryBlock * threads
                             ? kQueryBlock / 2
                             : kQueryBlock * std::clamp<int64_t>(all_queries / kQueryBlock / even, 1, kMostQueryBlocks);
@@ -48,7 +50,7 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     return (static_cast<int64_t>(queries_of(op, feed).count) * group + piece - 1) / piece;
   };
   const auto divided = [&](const FeedState &feed) { return pieces_of_head(feed) > 1; };
-  // Heads with few queries are taken some at a time, since their keys follow each other, as do their values.
+  // Heads with few queries are taken several at a time, since the keys of adjacent heads are contiguous, and so are their values.
   const int64_t even_heads = static_cast<int64_t>(feeds.size()) * op.kv_heads / even;
   const auto heads_of_piece = [&](const FeedState &feed) {
     const int64_t queries = std::max<int64_t>(queries_of(op, feed).count * int64_t{group}, 1);
@@ -78,12 +80,12 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
     attend_heads(op, feed, head, end_head, first_query,
                  std::min<int64_t>(first_query + piece, queries_of(op, feed).count * group), stores && !divided(feed),
                  thread);
-    // Keys and values of these heads are in this processor's caches now, and nobody else reads them.
+    // Keys and values of these heads are in this core's caches now, and no other thread reads them.
     if (!divided(feed))
       for (int64_t each = head; each < end_head; ++each) attend_branches(feed, each);
   });
-  // A branch changes the cache for a moment: where several threads read a head, it waits for all of them. Where no token of its feed
-  // is selected, nobody has come to it.
+  // A branch changes the KV cache temporarily: where several threads read a head, it waits for all of them. A feed without selected
+  // tokens has no pieces, so its branches have not been computed above.
   const auto waits = [&](const FeedState &feed) {
     return feed.first_branch < feed.end_branch && (divided(feed) || pieces_of_head(feed) == 0);
   };
@@ -110,7 +112,7 @@ void Pass::attend_heads(const outrider_op &op, const FeedState &feed, int64_t he
   engine.kernels->attend(task);
 }
 
-// While a branch's queries are answered its key and value lie where those of the token lie whose place it takes.
+// While a branch's attention is computed, its key and value replace in the cache those of the candidate at its position.
 void Pass::attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread) {
   store(op, branch.token, head);
   Attend task = queries_from(op, is_behind_select(op) ? branch.selected : branch.token, branch.token, head, thread);
@@ -130,7 +132,7 @@ CacheView Pass::view(const outrider_op &op, int64_t token, int64_t head) const {
           engine.cache_format};
 }
 
-// A token's key and value of one head go into the cache.
+// Stores a token's key and value of one head into the KV cache.
 void Pass::store(const outrider_op &op, int64_t token, int64_t head) const {
   const int64_t at = head * op.head_size, value_at = head * value_size(op);
   engine.kernels->store_cache(view(op, token, head), position[static_cast<size_t>(token)],
@@ -139,7 +141,7 @@ void Pass::store(const outrider_op &op, int64_t token, int64_t head) const {
                               value_size(op));
 }
 
-// The queries of one kv head from this token on, which lie in this row of the buffers; none of them yet.
+// A task for the queries of one kv head from `token` on, which are in the buffers from `row` on; the caller sets query_count.
 Attend Pass::queries_from(const outrider_op &op, int64_t row, int64_t token, int64_t head, int thread) const {
   const int group = op.heads / op.kv_heads;
   Attend task{};

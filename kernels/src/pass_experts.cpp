@@ -1,6 +1,6 @@
-// Mixtures of experts. A pass orders its pairs of a token and an expert by expert, so that each expert that is needed is read once.
-// A product's bits depend on its own row alone, and a token's products are added in the order of its own choice: who else is
-// routed where makes no difference.
+// Mixtures of experts. A pass sorts its pairs (token, expert) by expert, so that each expert that is needed is read once. A product's
+// bits depend on its own row alone, and a token's products are added in the order of the router's choice for it: how other tokens are
+// routed makes no difference.
 #include <algorithm>
 #include <cstring>
 
@@ -49,7 +49,8 @@ void Pass::group_by_expert(const outrider_op &op, int count) {
 
 namespace {
 
-// A piece of a block of rows that were converted apart: of these tokens.
+// Copies one piece of channels of a block of an expert's rows from `from`, which has each token converted once and not interleaved.
+// tokens: those of the expert's rows.
 void gather(const Kernels &kernels, const outrider_weight &weight, const Input &from, const int32_t *tokens,
             const Input &to, int block, int piece) {
   const int digits = from.digits, first = block_first(to.tokens, to.blocks, block);
@@ -57,7 +58,7 @@ void gather(const Kernels &kernels, const outrider_weight &weight, const Input &
   const bool codes = integer_format(weight.format);
   const int width = piece_channels(weight), start = piece * width;
   const int a_word = codes ? 4 : weight.format == OUTRIDER_BF16 ? 2 : 1, first_word = start / a_word;
-  // Those behind the last channel too.
+  // The last piece includes the padding after the last channel.
   const int words = start + width < weight.columns ? width / a_word : from.row_words - first_word;
   const int64_t before = int64_t{first} * digits;
   int32_t *const target = to.words + before * to.row_words + int64_t{first_word} * (to.apart ? 1 : rows);
@@ -100,8 +101,8 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
     needed.push_back({e, first, inputs.from(first, rows, row_block, in_pairs)});
     items += static_cast<int64_t>(needed.back().input.blocks) * parts;
   }
-  // A token is converted once, behind all pairs, for all of its experts, unless these have orders of columns of their own; for
-  // those that are multiplied in pairs of channels it is converted anew, and sums are made of it at once.
+  // A token is converted once for all of its experts, into the space after all pairs, unless experts have their columns in activation
+  // order. For experts that are multiplied in pairs of channels it is converted again, since pair_up replaces its words by sums.
   const bool once = !by_pair && !shape.ordered &&
                     std::any_of(needed.begin(), needed.end(), [](const NeededExpert &each) { return !each.input.less; });
   const Input tokens_apart = inputs.from(static_cast<int64_t>(count) * op.kv_heads, count, 0);
@@ -113,7 +114,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
     });
     engine.pool->barrier();
   }
-  // Threads share the channels too: an expert's rows may lie interleaved.
+  // Threads divide the channels, too, since an expert's rows may be interleaved.
   share(items, thread, [&](int64_t first, int64_t last) {
     int64_t before = 0;
     for (const NeededExpert &expert : needed) {
@@ -142,7 +143,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
     return &engine.weights[static_cast<size_t>(op.weight + needed[static_cast<size_t>(item / pieces.count)].number)];
   };
   const auto tile_of = [&](int64_t item) { return static_cast<int>(item % pieces.count) * pieces.tiles_each; };
-  // The next piece is claimed before one is worked on: it is asked for while that is finished.
+  // The next piece is claimed before the current one is multiplied, so that its weights are prefetched.
   for (int64_t item = next_item(); item >= 0;) {
     const int64_t later = next_item();
     const NeededExpert &expert = needed[static_cast<size_t>(item / pieces.count)];

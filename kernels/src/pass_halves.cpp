@@ -1,7 +1,7 @@
-// A pass of many rows multiplies while memory has nothing to do, and then waits for keys and values. Where its feeds go through the
-// program in two halves, one half's attention is done between the products of the other: each thread asks memory for some heads while
-// it multiplies, and attends them behind a tile, when they have come into its second cache. Matrices are read twice for it.
-// docs/lab/2026-11-29-two-halves.md has what that gives.
+// A pass of many rows is bound by arithmetic in matrix products, while memory is idle, and bound by memory in attention. If its feeds go
+// through the program in two halves, one half's attention runs between the products of the other: each thread prefetches the keys and
+// values of some heads into L2 while it multiplies, and computes their attention after a tile, once they have arrived. In return matrices
+// are read twice. Measurements: docs/lab/2026-11-29-two-halves.md.
 #include "pass_halves.h"
 
 #include <algorithm>
@@ -9,16 +9,16 @@
 namespace outrider {
 namespace {
 
-// Keys and values that a thread asks for before it attends them: they share the second cache with the tiles that are multiplied.
+// Bytes of keys and values that a thread prefetches before it computes their attention; they share L2 with the tiles that are multiplied.
 constexpr int64_t kAskedBytes = int64_t{128} << 10;
-// What memory is asked for beside products, of all keys and values; the rest is asked for beside attention (kLinesForLine). With less
-// some heads are never asked for, with more products wait for memory.
+// The share of all keys and values that is prefetched during products; the rest is prefetched during attention (kLinesForLine). With a
+// smaller share some heads are never prefetched, with a larger one products wait for memory.
 constexpr double kShareBesideProducts = 0.8;
-// Attention over more queries of a head takes so long that memory is no matter.
+// With more queries of a head, attention is not bound by memory.
 constexpr int64_t kMostQueriesOfHead = 32;
-// Half of them make a block of rows that is multiplied as fast as several.
+// Half of these tokens make a block of rows large enough to be multiplied as fast as several blocks.
 constexpr int kFewestTokens = 16;
-// Keys and values are worth it from a quarter of the matrices' bytes on.
+// Halves are tried if keys and values have at least a quarter of the matrices' bytes.
 constexpr int64_t kBytesOverCache = 4;
 
 }  // namespace
@@ -31,7 +31,7 @@ AttentionBeside::AttentionBeside(const Pass &pass, size_t index, const Part &par
       thread_(thread),
       owner_(thread) {
   const CacheLayer &layer = pass.engine.cache->layer(op_.integer);
-  // Of a head: the most of one feed, and the bytes of all.
+  // For one head: the most bytes and queries of a feed, and the bytes of all feeds.
   int64_t most_bytes = 1, most_queries = 1, bytes = 0;
   for (int i = part.first_feed; i < part.end_feed; ++i) {
     const FeedState &feed = pass.feeds[static_cast<size_t>(i)];
@@ -72,7 +72,7 @@ void AttentionBeside::claim() {
     const int32_t begin = pass_.engine.rows[static_cast<size_t>(feed.row)].begin;
     const int32_t seen = std::max(begin, first_seen(op_.window, feed.position));
     for (size_t i = static_cast<size_t>(seen / kBlockTokens); i < feed.blocks.size(); ++i) {
-      // A long row's other blocks are asked for by attention itself.
+      // The other blocks of a long row are prefetched by the attention kernel itself.
       if (areas + 2 > kMostAreas) {
         batch_->whole = false;
         break;
@@ -180,7 +180,7 @@ int64_t Pass::steps_in_pairs(size_t from, size_t end, int count) const {
   return steps;
 }
 
-// The first half is an operation of attention ahead of the second.
+// The first half is one attention operation ahead of the second.
 void Pass::walk_in_halves(int thread) {
   const Part &first = parts[0], &second = parts[1];
   const auto attention_from = [&](size_t index) {

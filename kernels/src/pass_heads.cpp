@@ -1,4 +1,5 @@
-// A matrix for each head: of every token each head's columns are multiplied by that head's own, as experts' are, but by all of them.
+// A matrix for each head: each head's part of a token's vector is multiplied by that head's matrix. Like experts, except that every token
+// uses all of them.
 #include <algorithm>
 
 #include "pack.h"
@@ -8,10 +9,10 @@
 namespace outrider {
 namespace {
 
-// All tiles of the heads are shared out in about so many pieces a thread.
+// The tiles of all heads are divided into about so many pieces for each thread.
 constexpr int64_t kPiecesOfThread = 8;
 
-// Tiles of a piece, as many as some kernels work on together where there are enough.
+// Tiles of a piece: a multiple of kTilesTogether if there are enough.
 int tiles_of_piece(int64_t heads, int tiles, int threads) {
   const int even = static_cast<int>(std::clamp<int64_t>(heads * tiles / (kPiecesOfThread * threads), 1, tiles));
   return even >= kTilesTogether ? even / kTilesTogether * kTilesTogether : even;
@@ -68,7 +69,7 @@ void Pass::multiply_heads(const outrider_op &op, size_t index, const Part &part,
   int owner = thread;
   const auto next_item = [&] { return engine.claims.next(claims, op.heads * pieces, thread, &owner); };
   const auto tile_of = [&](int64_t item) { return static_cast<int>(item % pieces) * each; };
-  // The next piece is claimed before one is worked on: it is asked for while that is finished.
+  // The next piece is claimed before the current one is multiplied, so that its weights are prefetched.
   for (int64_t item = next_item(); item >= 0;) {
     const int64_t later = next_item(), head = item / pieces;
     const Input input = input_of(head);

@@ -1,4 +1,4 @@
-// Matrix products: how the threads of a pass share out the tiles.
+// Matrix products: how the threads of a pass divide the tiles, by shares and work stealing.
 #include <algorithm>
 
 #include "pack.h"
@@ -7,7 +7,7 @@
 
 namespace outrider {
 
-// Of a matrix a thread has 8 to 32 pieces, of so many bytes where that is between.
+// A thread's share of a matrix is 8 to 32 pieces, of kPieceBytes each if that gives a number in between.
 constexpr int64_t kPieceBytes = int64_t{256} << 10;
 
 void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows rows, AttentionBeside *beside, int thread) {
@@ -30,9 +30,9 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
   if (constants && count >= engine.fewest_in_pairs_of(weight)) input.less = engine.less.as<int32_t>();
   const int64_t in_stride = engine.stride(op.in);
   const float *in = engine.buffer(op.in) + rows.first * in_stride;
-  // A block's rows lie interleaved, so threads share its channels: with a row each, they would write into the same lines of the
-  // cache, and of one row all but one thread would wait.
-  // Positive for every format that is prepared.
+  // A block's rows are interleaved, so threads divide its channels: with a row for each thread they would write to the same cache lines,
+  // and with a single row all but one thread would be idle.
+  // The divisor is positive for every format that is prepared.
   const int parts =
       (weight.columns + piece_channels(weight) - 1) / piece_channels(weight);  // NOLINT(clang-analyzer-core.DivideZero)
   share(static_cast<int64_t>(input.blocks) * parts, thread, [&](int64_t first, int64_t last) {
@@ -57,8 +57,8 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
   task.activation = op.activation;
   task.scale = op.scale;
   task.cap = op.cap;
-  // Everybody's first piece is known beforehand, and the next one is claimed before the last is worked on: a thread asks memory
-  // for what it will read next while it finishes what it has, over barriers and what else lies between two matrices.
+  // Each thread's first piece is fixed, and the next one is claimed before the current one is multiplied. So a thread prefetches the
+  // weights that it reads next while it finishes a piece, also those of the next matrix, across barriers and the operations in between.
   const Pieces pieces = pieces_of(weight);
   const int threads = engine.pool->threads(), later = engine.next_linear[index];
   const outrider_weight *later_weight =
@@ -70,7 +70,7 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
     if (to_come.first(thread, threads) == to_come.first(thread + 1, threads)) later_weight = nullptr;
   }
   const size_t claims = claimed(index, part);
-  // A thread's share it reads from end to end, then of the shares of others.
+  // A thread reads its own share from beginning to end, then steals pieces of other threads' shares.
   int owner = thread, mine = pieces.first(thread, threads);
   const auto next_piece = [&] {
     return static_cast<int>(engine.claims.next(claims, pieces.count, thread, &owner, /*own=*/1));
@@ -80,7 +80,7 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
     const int next = next_piece();
     int first = mine * pieces.tiles_each;
     const int last = std::min(first + pieces.tiles_each, pieces.tiles);
-    // Attention has its turn behind every tile.
+    // After each tile the other half's attention may run.
     if (beside) {
       task.beside = beside->asked();
       for (; first < last - 1; ++first) {
@@ -95,8 +95,8 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
   }
 }
 
-// So few tiles in a piece that the threads are evened out, but bytes enough that claiming them is no matter; and as many as some
-// kernels work on together.
+// Pieces are small enough to balance the threads, large enough that claiming them costs nothing noticeable, and a multiple of
+// kTilesTogether tiles if there are enough.
 Pieces Pass::pieces_of(const outrider_weight &weight) const {
   const int threads = engine.pool->threads(), tiles = tile_count(weight);
   const int enough = static_cast<int>(kPieceBytes * tiles / packed_bytes(weight));

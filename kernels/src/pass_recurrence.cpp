@@ -1,4 +1,5 @@
-// Recurrent operations in a pass: from what a row has kept over its new tokens, and what it keeps of these.
+// Recurrent operations (convolution, gated delta net, Mamba 2 scan): compute a row's new tokens from the state and the inputs that the
+// row keeps, and update these.
 #include <string.h>
 
 #include <algorithm>
@@ -11,9 +12,9 @@ namespace {
 
 // Columns of a convolution that one thread takes at once.
 constexpr int32_t kColumnsTogether = 64;
-// Updates of kept tokens, all of which are done in one step.
+// The most pending updates of kept tokens, all of which one step applies.
 constexpr int32_t kMostPending = std::max(2 * kTakenBack, kMostTakenBack) + 1;
-// Beyond this softplus(x) is x.
+// Above this softplus(x) = x.
 constexpr double kLinear = 20.0;
 
 double exponential_of(const Kernels &kernels, double x) {
@@ -46,7 +47,7 @@ void Pass::convolve_columns(const outrider_op &op, const FeedState &feed, int32_
   const auto part_of = [&](const outrider_slice &slice, int64_t token) {
     return slice.buffer >= 0 ? engine.buffer(slice) + token * engine.stride(slice) + first : nullptr;
   };
-  // What the operation is over at token i behind the row's state; before 0 that has it.
+  // The convolution's input at token i after the row's state; for i < 0 the state has it.
   const auto input_at = [&](int64_t i) -> float * {
     if (i < 0) return state + (back + i) * width;
     return i < kept ? inputs + i * plan.input_size : in + (feed.first_token + i - kept) * in_stride;
@@ -60,7 +61,7 @@ void Pass::convolve_columns(const outrider_op &op, const FeedState &feed, int32_
   for (int32_t tap = 0; tap <= back; ++tap) taps[tap] = place.taps.data() + tap * round_up(width, kLanes) + first;
   const float *const bias =
       op.bias >= 0 ? static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data) + first : nullptr;
-  // `token` as if it stood at i behind the state.
+  // Computes the output of `token` as token i after the state, which for a branch is the place of its candidate.
   const auto put_out = [&](int64_t token, int64_t i) {
     const float *rows[kMostTaps];
     for (int32_t tap = 0; tap < back; ++tap) rows[tap] = input_at(i - back + tap);
@@ -81,7 +82,7 @@ void Pass::convolve_columns(const outrider_op &op, const FeedState &feed, int32_
     for (int32_t tap = 0; tap < back; ++tap)
       memcpy(snapshot->second->data() + place.state + tap * width + first, input_at(snapshot->first - row.at - back + tap),
              bytes);
-  // In rising order, in which nothing is written over before it has been read.
+  // In rising order, so nothing is overwritten before it is read.
   for (int32_t tap = 0; row.moves && tap < back; ++tap)
     memmove(state + tap * width, input_at(row.moves - back + tap), bytes);
   for (int32_t i = row.moves ? 0 : kept; i < all - row.moves; ++i)
@@ -95,8 +96,8 @@ void Pass::step_states(const outrider_op &op, size_t index, int thread) {
   });
 }
 
-// The heads of one part, which share a key, over the new tokens of a row. What a token adds to a state is added when the next one reads
-// it, with what is pending of kept tokens, so that the state passes through the processor once a token.
+// Computes a row's new tokens for the heads of one part, which share a key. A token's update of the state is applied when the next token
+// reads the state, together with the pending updates of kept tokens, so that the state is read and written once for each token.
 void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part, int thread) const {
   const RecurrencePlan &plan = engine.recurrence;
   const Recurrent &place = plan.of[static_cast<size_t>(op.integer)];
@@ -129,9 +130,9 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
   for (int32_t head = part * part_heads; head < (part + 1) * part_heads; ++head) {
     const double rate = decay_rate(op, head);
     const auto delta_of = [&](int64_t token) { return at(op.value, token) + head * columns; };
-    // Of the delta rule beta, of a scan the token's step.
+    // The delta rule's beta, or the scan's step dt.
     const auto factor_of = [&](int64_t token) -> float & { return at(op.residual, token)[head]; };
-    // Those of the delta rule stand behind its factors; that of a scan is made from the step, where it is asked to be.
+    // The delta rule's decays follow its factors in the buffer; a scan's decay, exp(-rate * dt), is written to *of_scan.
     const auto decays_of = [&](int64_t token, float *of_scan) -> const float * {
       if (!scans) return at(op.residual, token) + op.heads + head * decays_each;
       *of_scan = static_cast<float>(exponential_of(*engine.kernels, -rate * static_cast<double>(factor_of(token))));
@@ -164,7 +165,7 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       deltas[step.pending] = delta;
       decays[step.pending++] = decay;
     };
-    // Takes a snapshot where there is to be one behind so many tokens, and moves the row's state on.
+    // After `tokens` tokens: takes a snapshot if one is wanted there, and moves the row's state there if it is to be moved that far.
     const auto reach = [&](int32_t tokens) {
       const auto snapshot = tokens > kept ? row.snapshots.find(row.at + tokens) : row.snapshots.end();
       step.key = nullptr;
@@ -193,7 +194,7 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       put_off(input + part * size, update + head * columns, update + op.value.width + head * decays_each);
       reach(i + 1);
     }
-    float latest = 0.0f;  // the decay of a scan's token before, which is pending while this one's is made
+    float latest = 0.0f;  // a scan's decay of the previous token, which is pending while the current one is computed
     for (int32_t t = 0; t < feed.count; ++t) {
       const int64_t token = feed.first_token + t;
       float own;
@@ -214,7 +215,7 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       put_off(key_of(token), delta_of(token), decay);
       reach(kept + t + 1);
     }
-    // In rising order, in which nothing is written over before it has been read.
+    // In rising order, so nothing is overwritten before it is read.
     for (int32_t i = row.moves ? 0 : kept; i < all - row.moves; ++i) {
       const int32_t from = i + row.moves;
       const int64_t token = feed.first_token + from - kept;
@@ -247,7 +248,7 @@ double Pass::decay_rate(const outrider_op &op, int32_t head) const {
   return exponential_of(*engine.kernels, static_cast<double>(number_of(op.weight, head)));
 }
 
-// exp(-rate * softplus(a + bias)), in float64. What is no number stays none, for whoever looks for it.
+// exp(-rate * softplus(a + bias)), in float64. Infinities and NaNs give NaN, so that the check of the logits finds them.
 float Pass::delta_decay(const outrider_op &op, int32_t number, double rate, float a) const {
   const float shifted = a + number_of(op.bias, number);
   if (!(shifted - shifted == 0.0f)) return shifted - shifted;

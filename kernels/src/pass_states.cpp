@@ -1,4 +1,5 @@
-// States: what a target hands out with its tokens, and what a head on them takes in, leaves for its next token, and chooses from.
+// Hidden states: those that a target hands out with its tokens (HAND_OUT), those that a head takes in (TAKE_IN, GO_ON) and leaves for its
+// row's next token (LEAVE), and a head's logits, scattered over the target's vocabulary (SPREAD).
 #include <string.h>
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace outrider {
 namespace {
 
-// Of tokens that a head does not know: finite, and never chosen.
+// The logit of tokens that are not in a head's vocabulary: finite, and never chosen.
 constexpr float kNever = -1e30f;
 
 // To nearest, ties to even; finite values only, as logits are checked to be.
@@ -56,7 +57,7 @@ void Pass::take_in(const outrider_op &op, int thread) const {
     for (int64_t t = first; t < last; ++t) {
       const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(t)])];
       float *const to = out + t * stride;
-      // A token without one takes part in the products all the same; GO_ON drops what becomes of it.
+      // A token without a state goes through the products all the same; GO_ON replaces the result.
       if (feed.state_in < 0) {
         std::fill_n(to, op.out.width, 0.0f);
         continue;
