@@ -1,7 +1,7 @@
 // A pass of many rows is bound by arithmetic in matrix products, while memory is idle, and bound by memory in attention. If its feeds go
 // through the program in two halves, one half's attention runs between the products of the other: each thread prefetches the keys and
-// values of some heads into L2 while it multiplies, and computes their attention after a tile, once they have arrived. In return matrices
-// are read twice. Measurements: docs/lab/2026-11-29-two-halves.md.
+// values of some heads into L2 while it multiplies, and computes their attention after a tile, once they have arrived. The price is that
+// matrices are read twice. Measurements: docs/lab/2026-11-29-two-halves.md.
 #include "pass_halves.h"
 
 #include <algorithm>

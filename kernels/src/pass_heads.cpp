@@ -9,7 +9,7 @@
 namespace outrider {
 namespace {
 
-// The tiles of all heads are divided into about so many pieces for each thread.
+// The tiles of all heads are divided into about kPiecesOfThread pieces for each thread.
 constexpr int64_t kPiecesOfThread = 8;
 
 // Tiles of a piece: a multiple of kTilesTogether if there are enough.
