@@ -1,7 +1,7 @@
-"""Putting a program together.
+"""Builds programs.
 
-A family's builder calls the methods of ``Builder`` in the order of the model's arithmetic and gets back slices of buffers;
-``finish`` freezes it all into a ``Program``.
+A family's builder calls the methods of ``Builder`` in the order of the model's arithmetic, and gets slices of buffers;
+``finish`` returns the ``Program``.
 
     builder = Builder(vocabulary=32000, context=2048, precision=Format.W4A8)
     x = builder.embed(Tensor("model.embed_tokens.weight", (32000, 768)))
@@ -48,9 +48,9 @@ from outrider.kernels.program import (
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How one tensor of a checkpoint is kept, where that is up to the checkpoint.
+    """How one tensor is stored.
 
-    ``order`` names the order of its columns, where they come in one of their own: matrices with equal names share it.
+    ``order`` names the activation order of a quantised matrix's columns, if it has one: matrices with equal names share it.
     """
 
     format: Format
@@ -59,9 +59,9 @@ class Kept:
     order: str = ""
 
 
-# The order's name of experts of which each has its own, or none.
+# The name of the order of experts that have an activation order each, or none.
 EACH_ITS_OWN = "each its own"
-# How a matrix is kept, or (True) a table that is read row by row.
+# (tensor, whether it is a table that is read row by row) -> how it is stored.
 Keeping = Callable[[Tensor, bool], Kept]
 
 
@@ -69,13 +69,13 @@ Keeping = Callable[[Tensor, bool], Kept]
 class Builder:
     """Collects operations. ``precision`` is the format of matrices.
 
-    Embedding tables, keys and values are bf16, or fp32 where activations are. Matrices of codes have a scale for every
-    ``group`` channels; 0 is the format's own way: four bits by FACTORS, eight in groups of 128.
+    Embedding tables, keys and values are bf16, or fp32 where activations are. Quantised matrices have a scale for every
+    ``group`` channels; 0 is the format's default: FACTORS for four bits, groups of 128 for eight.
 
     ``states`` are the layers whose inputs a pass hands out.
 
-    Of a checkpoint that comes quantised ``keeping`` says how each matrix and table is kept. Matrices that are kept in
-    different ways are not stacked: each kind is a weight of its own, and its product goes to its part of the output.
+    ``keeping`` decides how each matrix and table of a quantised checkpoint is stored. Of several matrices only neighbours
+    that are stored alike are stacked as one weight; the product with each weight goes to its part of the output.
     """
 
     vocabulary: int
@@ -114,7 +114,7 @@ class Builder:
         residual: Slice | None = None,
         output: Slice | None = None,
     ) -> Slice:
-        """``x`` normalised, plus ``residual``; written to ``output`` where that is given. Without a ``weight`` it is 1."""
+        """``norm(x) * weight + bias + residual``, in ``output`` if given. Without a ``weight`` its elements are 1."""
         output = output or self._buffer(x.width)
         self._ops.append(
             Op(
@@ -145,7 +145,7 @@ class Builder:
     ) -> None:
         """A norm of every head by itself, in place (Qwen3's queries and keys); with one head, of the whole width.
 
-        Without a ``weight`` it is 1. ``residual`` is added; it is written to ``output`` where that is given.
+        Without a ``weight`` its elements are 1. ``residual`` is added. If ``output`` is given, the result goes there.
         """
         gain = self._vector([weight]) if weight else self._constants([1.0] * (x.width // heads))
         op = Op(Kind.NORM, x, residual=residual or ABSENT, output=output or x, weight=gain, heads=heads, epsilon=epsilon)
@@ -153,16 +153,13 @@ class Builder:
         self._ops.append(replace(op, integer=kind, head_size=x.width // heads, bias=shift))
 
     def scale_by_position(self, x: Slice, factors: Sequence[float], every: int, ahead: int = 0) -> None:
-        """``x`` times a factor, in place: each is that of ``every`` positions, the last that of all others.
-
-        Positions count from ``ahead``.
-        """
+        """``x * factors[min((position + ahead) // every, len(factors) - 1)]``, in place."""
         self._ops.append(Op(Kind.SCALE, x, output=x, weight=self._constants(factors), window=every, integer=ahead))
 
     def xielu(self, x: Slice, numbers: Sequence[Tensor]) -> Slice:
         """p x^2 + b x where x is positive, else (e^min(x, c) - 1 - x) n + b x.
 
-        ``numbers`` are the logarithms of e^p - 1 and of e^(n - b) - 1, then b and c.
+        ``numbers`` are v, w, b and c, with p = softplus(v) and n = b + softplus(w).
         """
         output = self._buffer(x.width)
         self._ops.append(Op(Kind.XIELU, x, output=output, weight=self._vector(numbers)))
@@ -171,7 +168,7 @@ class Builder:
     def scale(
         self, x: Slice, factor: Tensor | float, *, residual: Slice | None = None, output: Slice | None = None
     ) -> Slice:
-        """``x`` times a number, which the checkpoint may hold, plus ``residual``; written to ``output`` where given."""
+        """``x * factor + residual``, in ``output`` if given. The factor is a constant, or one element of the checkpoint."""
         output = output or self._buffer(x.width)
         weight = self._constants([factor]) if isinstance(factor, float) else self._vector([factor])
         self._ops.append(Op(Kind.SCALE, x, residual=residual or ABSENT, output=output, weight=weight))
@@ -190,7 +187,7 @@ class Builder:
         return output
 
     def shift(self, x: Slice, vector: Tensor) -> Slice:
-        """``x`` plus a vector: what a layer norm whose weights are 0 leaves is its bias."""
+        """``x + vector``, computed as a layer norm with weights of 0 and the bias ``vector``, plus the residual ``x``."""
         output = self._buffer(x.width)
         zeros, bias = self._constants([0.0] * x.width), self._vector([vector])
         op = Op(Kind.NORM, x, residual=x, output=output, weight=zeros, bias=bias, integer=Norm.LAYER)
@@ -198,13 +195,13 @@ class Builder:
         return output
 
     def cut(self, x: Slice, deviations: float) -> None:
-        """How far ``x`` lies above its mean plus so many of its standard deviations, 0 where it does not; in place."""
+        """``max(0, x - (mean(x) + deviations * standard deviation of x))``, in place."""
         self._ops.append(Op(Kind.CUT, x, output=x, scale=deviations))
 
     def blend(self, x: Slice, coefficients: Slice, *, vectors: int, residual: Slice | None = None) -> Slice:
-        """Sums of the ``vectors`` that lie side by side in ``x``, each times a coefficient, plus ``residual``.
+        """Linear combinations of the concatenated ``vectors`` in ``x``, plus ``residual``.
 
-        There are as many sums as ``coefficients`` [sums, vectors], which are each token's own.
+        Sum s is sum over v of coefficients[s][v] * x[v]. Each token has ``coefficients`` [sums, vectors] of its own.
         """
         width, sums = x.width // vectors, coefficients.width // vectors
         if x.width % vectors or coefficients.width % vectors:
@@ -217,9 +214,9 @@ class Builder:
     def match(
         self, x: Slice, model: Slice, *, epsilon: float, residual: Slice | None = None, output: Slice | None = None
     ) -> Slice:
-        """The vectors that lie side by side in ``x``, each made as long as ``model``, plus ``residual``.
+        """The concatenated vectors in ``x``, each rescaled to the root mean square of ``model``, plus ``residual``.
 
-        A mean square of less than ``epsilon`` counts as that.
+        Vector v becomes x[v] * sqrt(mean(model^2) / max(mean(x[v]^2), epsilon)).
         """
         if x.width % model.width:
             raise ValueError(f"vectors of {model.width} columns in {x.width}")
@@ -242,11 +239,10 @@ class Builder:
         cap: float = 0.0,
         output: Slice | None = None,
     ) -> Slice:
-        """``activation(x W^T + b) * scale + residual``, the matrices stacked: their outputs lie side by side in the result,
-        or in ``output`` where that is given.
+        """``soft_cap(activation(x W^T + b)) * scale + residual``, with W the stacked ``matrices``; in ``output`` if given.
 
-        Without ``biases`` all of b is ``shift``. ``cap`` (0: none) bounds what is scaled softly: cap * tanh(y / cap); of
-        the activation CLIP it is the bound.
+        Without ``biases`` all elements of b are ``shift``. soft_cap(y) = cap * tanh(y / cap), or y if ``cap`` is 0; of the
+        activation CLIP ``cap`` is the bound.
         """
         _check_columns(x.width, matrices)
         output = output or self._buffer(sum(matrix.count for matrix in matrices))
@@ -298,10 +294,10 @@ class Builder:
         long_frequencies: Sequence[float] = (),
         longest: int = 0,
     ) -> None:
-        """Rotates the halves of every head's first columns, two for each frequency, in place.
+        """Rotates column i of every head with column i + n, in place; i < n, the number of frequencies.
 
-        ``factor`` multiplies sine and cosine (yarn's attention factor). Rows of more than ``longest`` tokens take the long
-        frequencies, for all of their tokens.
+        ``factor`` multiplies sine and cosine (yarn's attention factor). Rows of more than ``longest`` tokens (0: none) use
+        the long frequencies, for all of their tokens.
         """
         head_size = x.width // heads
         if 2 * len(frequencies) > head_size or (longest and len(long_frequencies) != len(frequencies)):
@@ -325,13 +321,13 @@ class Builder:
         cap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Slice:
-        """Causal attention over the row's cache, into which the keys and values go. One call is one layer's cache; calls
-        with the same key and value share it.
+        """Causal attention over the row's KV cache, in which the keys and values are stored. Each call has a cache of its
+        own; calls with the same key and value share one.
 
-        A head's values may be of another size than its keys. With a ``window`` a token sees the last so many tokens, with a
-        ``chunk`` those of its own chunk of so many.
+        A head's values may be of another size than its keys. With a ``window`` a token attends to the last so many tokens,
+        its own included, with a ``chunk`` to those of its own chunk of so many.
 
-        ``cap`` (0: none) bounds scores softly; ``sinks`` are scores, one for each head, that take weight from all tokens.
+        ``cap`` (0: none) is the soft cap of scores; ``sinks`` are the scores of an attention sink for each head.
         """
         head_size = query.width // heads
         value_size = value.width // kv_heads
@@ -364,8 +360,8 @@ class Builder:
     def heads(self, x: Slice, matrices: Sequence[Tensor]) -> Slice:
         """For each head the product of its columns with a matrix of its own.
 
-        Where a head has more columns than a matrix, the last ones are multiplied, and what stands before them stands before
-        the product, too.
+        Where a head has more columns than its matrix, the last ones are multiplied, and the columns before them are copied,
+        before the product.
         """
         count, first = len(matrices), matrices[0]
         kept_columns = x.width // count - first.columns
@@ -395,10 +391,9 @@ class Builder:
         bias: Tensor | None = None,
         activation: Activation = Activation.NONE,
     ) -> Slice:
-        """A causal convolution of every column by itself, over a token and those before it in its row.
+        """A causal depthwise convolution over a row's tokens: ``activation(conv(x * before) + bias) * behind``.
 
-        ``taps`` [columns, 1, taps], a token's own last. ``x`` is multiplied by ``before`` first, in place, and what comes
-        out by ``behind``.
+        ``taps`` are [columns, 1, taps]; the last tap is the token's own. ``x`` is overwritten by ``x * before``.
         """
         if len(taps.shape) != 3 or taps.count != x.width or taps.shape[1] != 1:
             raise ValueError(f"{taps.name} has shape {taps.shape}, its input has {x.width} columns")
@@ -423,10 +418,12 @@ class Builder:
         epsilon: float = 1e-6,
         most: float = 1.0,
     ) -> Slice:
-        """The gated delta rule, in fp32: a state of each head goes from token to token, which no truncation brings back.
+        """The gated delta rule, in fp32 (outrider_kernels.h has the formula). Each head has a recurrent state, which a
+        truncation of the row does not restore.
 
-        ``gates`` are b and a of all heads, ``decay`` and ``shift`` what checkpoints call A_log and dt_bias; a and ``shift``
-        may have a number for each row of a head's state. beta is at ``most`` so large. The inputs are overwritten.
+        ``gates`` are b and a of all heads, ``decay`` and ``shift`` are A_log and dt_bias of checkpoints; a and ``shift``
+        have a number for each head, or for each row of a head's state. beta = most * sigmoid(b). The inputs are
+        overwritten.
         """
         size, columns = query.width // kv_heads, value.width // heads
         if columns % 16 or heads % kv_heads or (query.width, value.width) != (kv_heads * size, heads * columns):
@@ -452,10 +449,11 @@ class Builder:
         heads: int,
         kv_heads: int,
     ) -> Slice:
-        """Mamba 2's selective scan, in fp32: each head's state goes from token to token, and no truncation brings it back.
+        """The Mamba 2 scan, in fp32 (outrider_kernels.h has the formula). Each head has a recurrent state, which a
+        truncation of the row does not restore.
 
-        ``query``, ``key`` and ``value`` are what its authors call C, B and x, ``steps`` dt of all heads, and ``decay``,
-        ``skip`` and ``shift`` what checkpoints call A_log, D and dt_bias. Values and steps are overwritten.
+        ``query``, ``key`` and ``value`` are C, B and x of its authors, ``steps`` are dt of all heads, and ``decay``,
+        ``skip`` and ``shift`` are A_log, D and dt_bias of checkpoints. Values and steps are overwritten.
         """
         size, columns = query.width // kv_heads, value.width // heads
         if columns % 16 or heads % kv_heads or (query.width, value.width) != (kv_heads * size, heads * columns):
@@ -479,15 +477,20 @@ class Builder:
         epsilon: float = 0.0,
         scale: float = 1.0,
     ) -> Slice:
-        """The numbers of the ``chosen`` experts with the best scores, best first (of equals the first), then their weights.
+        """The indices of a token's ``chosen`` best experts, best first (ties by index), then their weights.
 
-        SOFTMAX: weights are those of a softmax over all experts; SOFTMAX_CHOSEN: over the chosen ones. SIGMOID_EACH: each
-        score's sigmoid; SIGMOID_SHARE: that by the chosen ones' sum plus ``epsilon``; SOFTMAX_SHARE: of a softmax over all,
-        by the chosen ones' sum, or by ``epsilon`` where that is more. With these three ``corrections`` count for the choice
-        alone, added to sigmoids (or to the softmax), and it is made from the best ``groups_kept`` of ``groups``: those
-        whose best two add up to most. SOFTMAX_GROUPS is SOFTMAX from the groups whose best one is best. SPARSE_MIXER is
-        Phi's (kernels/src/elementwise.inc), ``epsilon`` twice its jitter. All weights are times ``scale``, and each is
-        times its expert's of the ``factors``.
+        Weights, with p = softmax over all experts' scores and q = sigmoid(score):
+
+            SOFTMAX, SOFTMAX_GROUPS   p
+            SOFTMAX_CHOSEN            softmax over the chosen experts' scores
+            SIGMOID_EACH              q
+            SIGMOID_SHARE             q / (sum of the chosen experts' q + epsilon)
+            SOFTMAX_SHARE             p / max(epsilon, sum of the chosen experts' p)
+            SPARSE_MIXER              Phi's (kernels/src/elementwise.inc), with ``epsilon`` twice its jitter
+
+        With SIGMOID_EACH, SIGMOID_SHARE and SOFTMAX_SHARE experts are chosen by q (or p) + ``corrections``, from the best
+        ``groups_kept`` of ``groups`` by the sum of a group's best two; with SOFTMAX_GROUPS from the best groups by their
+        best expert. Weights are multiplied by ``scale``, and by the element of ``factors`` for the expert.
         """
         experts = scores.width
         size = experts // groups if groups_kept < groups else 0
@@ -517,13 +520,14 @@ class Builder:
         scale: float = 1.0,
         cap: float = 0.0,
     ) -> Slice:
-        """For each of a token's experts the product with that expert's matrix (or gate and up), side by side.
+        """The concatenated products with the matrices (or gate and up) of each of a token's experts.
 
-        ``behind``: ``x`` is itself what experts made of each token. ``scale`` and ``cap`` are a clamped activation's.
+        ``behind``: ``x`` is the output of another ``experts``, which has a vector for each of a token's experts. ``scale``
+        and ``cap`` are those of a clamped activation.
         """
         chosen, width = route.width // 2, sum(part.count for part in matrices[0]) // (2 if gated else 1)
         each = [{self._kept(part, None) for part in parts} for parts in matrices]
-        # An expert's columns may have an order of their own, which all matrices that read its input share.
+        # An expert may have an activation order of its own, which all of its matrices with the same input share.
         ordered = any(kept.order for alike in each for kept in alike)
         alike = {replace(kept, order=EACH_ITS_OWN if ordered else "") for kinds in each for kept in kinds}
         kept = None if any(len({kept.order for kept in kinds}) > 1 for kinds in each) else _joined(alike)
@@ -566,9 +570,9 @@ class Builder:
         scale: float = 1.0,
         weighed: bool = True,
     ) -> Slice:
-        """The sum of what a token's experts made of it, times their weights, times ``scale``, plus ``residual``.
+        """``sum over a token's experts of (weight * product) * scale + residual``.
 
-        Not ``weighed``: weights are left out.
+        Not ``weighed``: all weights are 1.
         """
         output, chosen = self._buffer(width), route.width // 2
         if products.width != chosen * _rounded(width):
@@ -586,43 +590,43 @@ class Builder:
         activation: Activation = Activation.SIGMOID,
         output: Slice | None = None,
     ) -> Slice:
-        """``x`` times the activation of ``key`` (as wide, or one column: its logistic function), plus ``residual``.
+        """``x * activation(key) + residual``, in ``output`` if given.
 
-        Written to ``output`` where that is given.
+        ``key`` is as wide as ``x``; or it has one column, whose activation is the sigmoid.
         """
         output = output or self._buffer(x.width)
         self._ops.append(Op(Kind.GATE, x, key=key, residual=residual or ABSENT, output=output, activation=activation))
         return output
 
     def room(self, width: int) -> Slice:
-        """Columns that several operations fill."""
+        """A new buffer that several operations fill."""
         return self._buffer(width)
 
     def layer_input(self, layer: int, x: Slice) -> None:
-        """What comes into a layer, in the stream of residuals: one of the states that are handed out, where asked for."""
+        """Declares ``x``, the residual, as the layer's input, which passes hand out if ``states`` has the layer."""
         for place, wanted in enumerate(self.states):
             if wanted == layer:
                 self._handed_out.add(place)
                 self._ops.append(Op(Kind.HAND_OUT, x, integer=place * x.width))
 
     def take_in(self, width: int) -> Slice:
-        """The state that was given with the token. ``go_on`` follows."""
+        """The hidden state that was given with the token. ``go_on`` must follow."""
         output = self._buffer(width)
         self._ops.append(Op(Kind.TAKE_IN, output=output))
         return output
 
     def go_on(self, x: Slice) -> Slice:
-        """``x`` where the token came with a state, else what its row's last token left."""
+        """``x`` if the token was given a state, else what ``leave`` stored for the row's last token."""
         output = self._buffer(x.width)
         self._ops.append(Op(Kind.GO_ON, x, output=output))
         return output
 
     def leave(self, x: Slice) -> None:
-        """``x`` is what a row's next token goes on with. Behind the last attention."""
+        """Stores ``x`` of a row's last token, for ``go_on`` of the next one. Must follow the last attention."""
         self._ops.append(Op(Kind.LEAVE, x))
 
     def spread(self, logits: Slice, tokens: Sequence[int]) -> Slice:
-        """Logits of some ``tokens`` as logits of the whole vocabulary, of which no other token is ever chosen."""
+        """The logits of the whole vocabulary, from those of ``tokens``; no other token is ever chosen."""
         output = self._buffer(self.vocabulary)
         weight = self._constants([float(token) for token in tokens])
         self._ops.append(Op(Kind.SPREAD, logits, output=output, weight=weight))
@@ -648,14 +652,14 @@ class Builder:
         return Slice(len(self._widths) - 1, 0, width)
 
     def _add(self, weight: Weight) -> int:
-        # Rope frequencies are asked for by every layer, a tied table twice: one copy each.
+        # Equal weights are stored once: the rope frequencies of all layers, a tied table.
         if weight not in self._numbers:
             self._numbers[weight] = len(self._weights)
             self._weights.append(weight)
         return self._numbers[weight]
 
     def _table(self, table: Tensor, packed: bool = False) -> int:
-        """``packed``: it may be a matrix of codes, as a quantised checkpoint has it, and then the head's own where tied."""
+        """``packed``: the table may be a packed matrix of codes, which a tied LM head then shares."""
         format = Format.FP32 if self.precision.fp32 else Format.BF16
         if self.keeping is not None:
             kept = self.keeping(table, True)
@@ -673,7 +677,7 @@ class Builder:
     def _kept(self, matrix: Tensor, precision: Format | None) -> Kept:
         if self.keeping is not None:
             kept = self.keeping(matrix, False)
-            # Codes have scales by rows: what is transposed is the numbers that they stand for.
+            # Groups lie within rows, so codes cannot be transposed; the dequantised weights are.
             if matrix.transposed and kept.storage is not None:
                 return Kept(Format.FP32 if kept.format.integer else kept.format)
             # A router's fp8 is dequantised where the router is fp32.
@@ -693,7 +697,8 @@ class Builder:
 
 
 def _joined(kept: set[Kept]) -> Kept | None:
-    """How matrices are kept that one product joins: as they are, or as floats where they are of one type; else None."""
+    """How matrices that one product joins are stored: as each is, if all are alike; as plain floats, if all are floats of
+    one type; else None."""
     first = next(iter(kept))
     if len(kept) == 1:
         return first
@@ -701,7 +706,7 @@ def _joined(kept: set[Kept]) -> Kept | None:
 
 
 def _rounded(width: int) -> int:
-    """Columns from one product of a token to the next."""
+    """The columns from one product of a token to the next: ``width`` rounded up to a multiple of 16."""
     return -(-width // 16) * 16
 
 
@@ -711,15 +716,16 @@ def _check_columns(columns: int, parts: Sequence[Tensor]) -> None:
             raise ValueError(f"{part.name} has shape {part.shape}, its input has {columns} columns")
 
 
-# What needs all of a batch's tokens beside the attention that fills a cache: positions' own inputs, states, and what is
-# handed out.
+# The operations that need all tokens of a pass, besides attention that fills a cache: token and position embeddings,
+# recurrent states, and states that are handed out.
 _EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.HAND_OUT, *RECURRENT)
 
 
 def _select(ops: Sequence[Op], widths: Sequence[int]) -> tuple[list[Op], list[int]]:
-    """Behind the last attention that fills a cache only the positions go on whose choice or logits are asked for.
+    """After the last operation that needs all tokens only the positions whose choice or logits are asked for go on.
 
-    Of a prompt that is the last one, so most of its last layer is spared, and all layers that read an earlier one's cache.
+    Of a prompt that is the last position: most of the last layer is saved, and all of the layers that share an earlier
+    layer's cache.
     """
     filling = {op.integer: index for index, op in reversed(list(enumerate(ops))) if op.kind is Kind.ATTENTION}
     border = 1 + max([*filling.values(), *(index for index, op in enumerate(ops) if op.kind in _EVERY_TOKEN)])
@@ -733,7 +739,7 @@ def _select(ops: Sequence[Op], widths: Sequence[int]) -> tuple[list[Op], list[in
         whole = Slice(buffer, 0, widths[buffer])
         before.append(Op(Kind.SELECT, whole, output=replace(whole, buffer=selected[buffer])))
     kept = {buffer: selected.get(buffer, buffer) for buffer in range(len(longer))}
-    # What is in a cache already stands beside it for all positions.
+    # Attention among these shares a cache that has been filled for all positions, so its key and value stay.
     renamed = [_rename(op, kept) for op in after]
     return before + [
         replace(new, key=op.key, value=op.value) if op.kind is Kind.ATTENTION else new
@@ -746,7 +752,7 @@ def _of_selected(op: Op) -> tuple[Slice, ...]:
 
 
 def _share_buffers(ops: Sequence[Op], widths: Sequence[int]) -> tuple[tuple[Op, ...], tuple[int, ...]]:
-    """Gives buffers whose lives do not overlap the same memory."""
+    """Gives buffers whose lifetimes do not overlap the same memory."""
     last_use = {slice.buffer: index for index, op in enumerate(ops) for slice in (*op.reads, op.output)}
     physical: dict[int, int] = {}
     sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""Aria's language model: Llama, with experts as wide as its layers beside some that every token takes."""
+"""Aria's language model: Llama with a mixture of experts, each of width ``intermediate_size``, and shared experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.workers.models.families.skeleton import Style, decoder, read_sizes
 
 def aria(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, ffn=4096)
-    # transformers computes with another one in the shared experts alone.
+    # transformers would use another activation only in the shared experts.
     config.only("hidden_act", "silu")
     bias = config.flag("attention_bias", False)
     count, shared = config.size("moe_num_experts", 8), config.size("moe_num_shared_experts", 2)

@@ -24,7 +24,7 @@ def bamba(config: Config, begin: Begin) -> Program:
     with_attention = config.get("attn_layer_indices") or []
     if not set(with_attention) & set(range(sizes.layers)):
         raise config.unknown("a model without a layer of attention")
-    config.get("partial_rotary_factor")  # transformers takes this one, whatever is said
+    config.get("partial_rotary_factor")  # transformers ignores it, and always takes 0.5
     rope = read_rope(config, sizes.head_size, sizes.context, partial=0.5)
     bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     function = activation(config, "hidden_act", "silu")
@@ -43,7 +43,7 @@ def bamba(config: Config, begin: Begin) -> Program:
 
 
 def falcon_h1(config: Config, begin: Begin) -> Program:
-    """With factors for what comes into each part of a layer, and out of it."""
+    """The inputs and outputs of a layer's parts are multiplied by factors."""
     sizes = read_sizes(config, kv_heads=8, epsilon=1e-5)
     inner = config.size("mamba_expand", 2) * sizes.hidden
     if config.stated("mamba_d_ssm", 1024) is not None:
@@ -61,7 +61,7 @@ def falcon_h1(config: Config, begin: Begin) -> Program:
     gate_factor, down_factor = _factors(config, "mlp_multipliers", 2)
     into_mamba, out_of_mamba = config.number("ssm_in_multiplier", 1.0), config.number("ssm_out_multiplier", 1.0)
     into_attention = config.number("attention_in_multiplier", 1.0)
-    # Keys are multiplied by it, and so are scores.
+    # A factor of keys is a factor of scores.
     score_scale = config.number("key_multiplier", 1.0) * sizes.head_size**-0.5
     out_of_attention = config.number("attention_out_multiplier", 1.0)
 
@@ -101,7 +101,7 @@ def _attention(
     scale: float | None = None,
     factor: float = 1.0,
 ) -> Slice:
-    """``scale`` is that of scores; what comes out is times ``factor``."""
+    """``scale`` multiplies scores, ``factor`` the output."""
     heads = Heads(sizes.heads, sizes.kv_heads, sizes.head_size)
     a = attend(builder, h, projected(under, QKV, heads, h.width, bias), heads, rope=rope, scale=scale)
     output, biases = [under.weight("o_proj", h.width, a.width)], under.biases(bias, ("o_proj", h.width))
@@ -120,7 +120,7 @@ def _feed_forward(
     gate_factor: float = 1.0,
     down_factor: float = 1.0,
 ) -> Slice:
-    """``gate_factor`` multiplies what the activation reads (there are no biases then), ``down_factor`` what comes out."""
+    """``gate_factor`` multiplies the activation's input (there are no biases then), ``down_factor`` the output."""
     names = (("gate_proj", ffn), ("up_proj", ffn))
     gate, up = (mlp.weight(name, ffn, h.width) for name, _ in names)
     if gate_factor == 1.0:

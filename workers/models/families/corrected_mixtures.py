@@ -29,7 +29,7 @@ SMALLEST_SUM = 1e-20
 
 def glm4_moe(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=8, epsilon=1e-5, layers=46, heads=96)
-    config.get("num_nextn_predict_layers")  # these guess further tokens (formats/unexpected_tensors.py)
+    config.get("num_nextn_predict_layers")  # of multi-token prediction layers (formats/unexpected_tensors.py)
     first, partial = config.whole("first_k_dense_replace", 1), config.number("partial_rotary_factor", 0.5)
     count = config.size("n_routed_experts", config.get("num_local_experts", 128))
     shared, router = config.size("n_shared_experts", 1), deepseek_router(config)
@@ -52,10 +52,10 @@ def check_sarvam(config: Config) -> None:
 
 
 def sarvam_moe(config: Config, begin: Begin) -> Program:
-    """GLM-4.5 with rope on whole heads, under its makers' names: queries, keys and values are one tensor."""
+    """GLM-4.5 with rope on whole heads and a fused projection of queries, keys and values; some keys are Sarvam's own."""
     sizes = read_sizes(config, kv_heads=4, head_size=64, layers=19, heads=64)
     check_sarvam(config)
-    config.get("num_nextn_predict_layers")  # these guess further tokens
+    config.get("num_nextn_predict_layers")  # of multi-token prediction layers
     first, partial = config.whole("first_k_dense_replace", 1), config.number("partial_rotary_factor", 1.0)
     count = config.size("n_routed_experts", config.get("num_experts", config.get("num_local_experts", 128)))
     shared = config.size("n_shared_experts", config.get("num_shared_experts", 1))
@@ -71,7 +71,7 @@ def sarvam_moe(config: Config, begin: Begin) -> Program:
 
 
 def solar_open(config: Config, begin: Begin) -> Program:
-    """GLM-4.5 without norms of heads; every layer has experts, and none has the other width that is stated."""
+    """GLM-4.5 without norms of heads; every layer has experts, so "intermediate_size" is not used."""
     sizes = read_sizes(config, kv_heads=8, head_size=128, epsilon=1e-5, layers=48, heads=64, ffn=1)
     for key, always in (("use_qk_norm", False), ("first_k_dense_replace", 0)):
         config.only(key, always)
@@ -126,8 +126,8 @@ def exaone_moe(config: Config, begin: Begin) -> Program:
 def hy_v3(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=8, head_size=128, epsilon=1e-5, layers=80, heads=64)
     config.only("mlp_bias", False)
-    config.get("enable_moe_fp32_combine")  # of types below fp32
-    config.get("num_nextn_predict_layers")  # these guess further tokens
+    config.get("enable_moe_fp32_combine")  # matters only below fp32
+    config.get("num_nextn_predict_layers")  # of multi-token prediction layers
     sparse, bias = sparse_layers(config, sizes.layers, 1), config.flag("attention_bias", False)
     count, shared = config.size("num_experts", config.get("num_local_experts", 192)), config.size("num_shared_experts", 1)
 
@@ -280,7 +280,7 @@ def _gated_attention(sizes: Sizes, ropes: list[Rope | None], windows: list[int],
 
 
 def ernie4_5_moe(config: Config, begin: Begin) -> Program:
-    """Corrections are added to a softmax's shares; rope turns neighbouring columns."""
+    """Corrections are added to softmax(scores); rope rotates neighbouring columns."""
     sizes, bias = read_sizes(config, kv_heads=4, epsilon=1e-5, layers=28, heads=20), config.flag("use_bias", False)
     step, first = config.size("moe_layer_interval", 1), config.whole("moe_layer_start_index", 1)
     last = config.get("moe_layer_end_index", -1)

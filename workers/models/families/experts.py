@@ -1,7 +1,7 @@
 """The mixture of experts in a decoder layer: router, experts, and shared expert.
 
-Experts are asked for one by one, by the names that most checkpoints give them; formats/experts.py finds those that lie
-together.
+Builders ask for the tensors of single experts, by the names that most checkpoints give them; formats/experts.py finds
+experts that are stored in one tensor.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ DENSE, SPARSE = "dense", "sparse"
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How a token's experts are chosen (Builder.route), and the names of tensors behind the layer's prefix.
+    """How a token's experts are chosen (Builder.route), and the router's tensors.
 
-    ``corrections`` count for the choice alone; ``in_a_row``: the checkpoint has them as a matrix of one row.
+    ``name`` and ``corrections`` are tensor names after the mixture's prefix. ``corrections`` are added to the scores for
+    the choice only; ``in_a_row``: the checkpoint stores them as a matrix of one row.
     """
 
     routing: Routing
@@ -38,10 +39,10 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What every token goes through beside its experts: ``width`` columns, its names behind the layer's and ``prefix``.
+    """A shared expert: a gated feed-forward layer of ``width`` columns that every token passes through.
 
-    ``names`` are those of gate, up and down. ``weighed``: a gate of its own says how much of it is added. ``biased``: all
-    three have biases.
+    Its tensors are named by the layer's prefix, ``prefix``, and ``names`` (gate, up and down). ``weighed``: its output is
+    multiplied by sigmoid(shared_expert_gate). ``biased``: gate, up and down have biases.
     """
 
     width: int
@@ -53,12 +54,12 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """``prefix``: of the layer's part, behind that of the layer. ``biased``: router and experts have biases.
+    """The experts of a model. ``prefix`` follows the layer's prefix in names. ``biased``: router and experts have biases.
 
-    ``clamp`` is the bound of a clamped activation and ``slope`` its factor. ``sparse``: which layers have experts; the
-    others' gated layer (``dense_biased``: with biases) is as wide as ``Sizes`` say. ``scale`` multiplies what
-    experts, and what stands beside them, add to the residual, ``dense_scale`` what the others' gated layer does.
-    ``scales_input``: the weight of a token's only expert multiplies what it reads, not what it makes.
+    ``clamp`` is the bound of a clamped activation and ``slope`` its factor. ``sparse(layer)``: whether the layer has
+    experts; a layer without has a gated feed-forward layer (``dense_biased``: with biases). ``scale`` multiplies what the
+    experts and a shared expert that is not ``weighed`` add to the residual, ``dense_scale`` what a gated feed-forward layer
+    adds. ``scales_input``: the weight of a token's only expert multiplies the expert's input, not its output.
     """
 
     count: int
@@ -80,7 +81,8 @@ class Experts:
 
 
 def mixture(sizes: Sizes, experts: Experts, dense: int = 0) -> Mixer:
-    """``dense``: how wide the gated layer of layers without experts is, where ``sizes`` do not say it."""
+    """The mixture as the second part of a layer. ``dense``: the width of the gated feed-forward layer in layers without
+    experts (0: ``sizes.ffn``)."""
 
     def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         block = Linear(f"model.layers.{layer}.")
@@ -106,7 +108,7 @@ def mixture(sizes: Sizes, experts: Experts, dense: int = 0) -> Mixer:
 def route_of(
     builder: Builder, h: Slice, mlp: Linear, router: Router, count: int, chosen: int, biased: bool = False
 ) -> Slice:
-    """The ``chosen`` of ``count`` experts that each token takes. ``biased``: the router has biases."""
+    """Routes each token to ``chosen`` of ``count`` experts (Builder.route). ``biased``: the router has biases."""
     shifts = mlp.biases(biased, (router.name, count))
     weight = [mlp.weight(router.name, count, h.width)]
     scores = builder.linear(h, weight, biases=shifts, precision=Format.FP32)
@@ -155,7 +157,7 @@ def _beside(
     scale: float = 1.0,
 ) -> Slice:
     layer, (gate, up, down) = Linear(f"{block.prefix}{shared.prefix}"), shared.names
-    if gate == up:  # one tensor, the one behind the other
+    if gate == up:  # one tensor: the rows of gate, then those of up
         shape = (2 * shared.width, h.width)
         first, second = (Tensor(f"{layer.prefix}{gate}.weight", shape, (rows,)) for rows in _halves(shared.width))
     else:
@@ -172,7 +174,7 @@ def _halves(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def sparse_layers(config: Config, layers: int, dense: int) -> list[bool]:
-    """Of each layer whether it has experts; where the configuration does not say, all but the first ``dense``."""
+    """Whether each layer has experts; by default all layers but the first ``dense`` have."""
     kinds = config.get("mlp_layer_types") or [DENSE if layer < dense else SPARSE for layer in range(layers)]
     if len(kinds) != layers or not set(kinds) <= {DENSE, SPARSE}:
         raise ModelError(f'{config.source}: the native engine cannot follow "mlp_layer_types": {kinds!r}')
@@ -180,7 +182,7 @@ def sparse_layers(config: Config, layers: int, dense: int) -> list[bool]:
 
 
 def number_of_experts(config: Config, usual: int) -> int:
-    """Under either of the names that transformers reads and writes."""
+    """The number of experts, under either of the keys that transformers reads and writes."""
     return config.size("num_experts", config.size("num_local_experts", usual))
 
 
@@ -192,9 +194,9 @@ def chosen_experts(config: Config, count: int, usual: int | None, key: str = "nu
 
 
 def groups_of(config: Config, count: int, chosen: int, usual: tuple[int, int] = (1, 1)) -> tuple[int, int]:
-    """How many groups of experts there are, and how many of them a token chooses from."""
+    """The number of groups of experts, and the number of groups from which a token's experts are chosen."""
     groups, kept = config.size("n_group", usual[0]), config.size("topk_group", usual[1])
-    # transformers adds up the best two of every group, even where there is but one.
+    # transformers sums the best two scores of every group, even of a single group, so each needs two experts.
     if count % groups or count // groups < 2 or kept > groups or chosen > kept * (count // groups):
         raise ModelError(
             f'{config.source}: {chosen} of {count} experts cannot be chosen with "n_group": {groups}, "topk_group": {kept}'

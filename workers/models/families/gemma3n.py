@@ -1,5 +1,5 @@
-"""Gemma 3n (text): several streams of hidden states, of which each layer works on one and corrects the others by that
-(AltUp), a narrow layer beside the attention (LAuReL), gates of which few are open, and what it shares with Gemma 4.
+"""Gemma 3n (text): several streams of hidden states, of which each layer computes one and corrects the others by it
+(AltUp), a low-rank projection beside attention (LAuReL), sparse gates, and what it shares with Gemma 4 (gemma_layers.py).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _sizes(config: Config) -> Sizes:
 
 
 def _narrow(builder: Builder, h: Slice, block: Linear, rank: int, epsilon: float) -> Slice:
-    """LAuReL: what a matrix of low rank makes of a layer's input, beside the input itself."""
+    """LAuReL: ``h + norm(h L^T R^T)``, with the matrices linear_left and linear_right of low rank."""
     under = Linear(f"{block.prefix}laurel.")
     y = builder.linear(h, [under.weight("linear_left", rank, h.width)])
     y = builder.linear(y, [under.weight("linear_right", h.width, rank)])

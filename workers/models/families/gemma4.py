@@ -1,5 +1,5 @@
-"""Gemma 4 (text): layers of two geometries, keys that are values, too, late layers that read the keys and values of earlier
-ones, an embedding for each layer, and experts beside the gated layer.
+"""Gemma 4 (text): heads by type of layer, keys that serve as values, too, late layers that attend to the keys and values of
+earlier ones, an embedding for each layer, and experts beside the gated layer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def gemma4(config: Config, begin: Begin) -> Program:
 
 
 def gemma4_unified(config: Config, begin: Begin) -> Program:
-    """Without an embedding for each layer, and without experts."""
+    """Gemma 4 without an embedding for each layer, and without experts."""
     config.only("hidden_size_per_layer_input", 0)
     config.only("enable_moe_block", False)
     config.get("vocab_size_per_layer_input")
@@ -57,7 +57,7 @@ def _experts(config: Config) -> Experts | None:
         return None
     count = config.size("num_experts")
     chosen = chosen_experts(config, count, None, "top_k_experts")
-    # transformers takes the chosen ones' shares of a softmax over all, which is a softmax over them.
+    # transformers normalises the chosen experts' elements of a softmax over all, which is a softmax over the chosen ones.
     router = Router(Routing.SOFTMAX_CHOSEN)
     return Experts(count, chosen, config.size("moe_intermediate_size"), _function(config), router, prefix="")
 
@@ -69,7 +69,7 @@ def _function(config: Config) -> Activation:
 def _decoder(
     config: Config, begin: Begin, sizes: Sizes, window: int, by_layer: int, table: int, experts: Experts | None
 ) -> Program:
-    if (seen := config.get("use_bidirectional_attention")) not in (None, False, "vision"):  # of pictures alone
+    if (seen := config.get("use_bidirectional_attention")) not in (None, False, "vision"):  # only of pictures
         raise config.unknown(f'"use_bidirectional_attention": {seen!r}')
     hidden, epsilon = sizes.hidden, sizes.epsilon
     attention = _attention(config, sizes, window)
@@ -97,7 +97,7 @@ def _decoder(
 
 
 class _Mixer:
-    """The gated layer, and where a model has them the experts beside it, which read the same residual."""
+    """The gated layer and, in models that have them, the experts beside it, which read the same residual."""
 
     def __init__(self, config: Config, sizes: Sizes, attention: SharedAttention, experts: Experts | None) -> None:
         self.function = _function(config)
@@ -133,7 +133,7 @@ class _Mixer:
 
 def _attention(config: Config, sizes: Sizes, window: int) -> SharedAttention:
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 6 else FULL)
-    types[-1] = FULL  # as transformers has it, whatever is said
+    types[-1] = FULL  # transformers makes it so, whatever the configuration states
     of_keys = (FULL,) if config.flag("attention_k_eq_v", False) else ()
     shared = first_that_shares(config, types, 0)
     heads = _heads(config, sizes, types, bool(of_keys))
@@ -151,7 +151,8 @@ def _attention(config: Config, sizes: Sizes, window: int) -> SharedAttention:
 
 
 def _heads(config: Config, sizes: Sizes, types: Sequence[str], of_keys: bool) -> dict[str, Heads]:
-    """Of layers of each type. Published configurations say it of full ones, transformers saves it layer by layer."""
+    """The heads of each type of layer. Published configurations state those of full attention apart; transformers saves
+    those of each layer ("per_layer_config")."""
     usual = Heads(sizes.heads, sizes.kv_heads, sizes.head_size)
     size, kv_count = config.stated("global_head_dim", 512), config.get("num_global_key_value_heads")
     stated = config.get("per_layer_config")
@@ -183,5 +184,5 @@ def _heads_of(config: Config, stated: object, usual: Heads) -> Heads:
 def _ropes(config: Config, sizes: Sizes, head_sizes: Mapping[str, int]) -> dict[str, Rope]:
     config.only("rope_scaling", None)
     require_bases(config, head_sizes)
-    thetas = {SLIDING: 0.0, FULL: 0.0}  # are always stated
+    thetas = {SLIDING: 0.0, FULL: 0.0}  # not used: each type's rope states its base
     return read_ropes(config, head_sizes, sizes.context, thetas, usual=ROPES, proportional=True)

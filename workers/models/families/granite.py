@@ -22,7 +22,7 @@ def granite_swa(config: Config, begin: Begin) -> Program:
 
 
 def by_layer(config: Config, sizes: Sizes, style: Style) -> Style:
-    """With windows, sinks, and a base of rope for each layer."""
+    """``style`` with windows, attention sinks, and a base of rope for each layer."""
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if layer % 4 else FULL)
     rope = read_rope(config, sizes.head_size, sizes.context)
     thetas = config.get("layer_rope_theta")
@@ -39,14 +39,15 @@ def by_layer(config: Config, sizes: Sizes, style: Style) -> Style:
 
 
 def hyperclovax(config: Config, begin: Begin) -> Program:
-    """Norms behind attention and gated layer, too, unless these are turned off; logits are multiplied."""
+    """Has norms after attention and gated layer, too, unless "use_post_norm" is false; "logits_scaling" multiplies logits,
+    where Granite's divides them."""
     sizes = read_sizes(config)
     style = replace(
         _style(config, sizes.head_size**-0.5),
         logit_scale=config.number("logits_scaling", 1.0),
     )
     if config.flag("use_post_norm", True):
-        # What comes behind a norm is added as it is.
+        # The decoder adds the output of a norm to the residual without a factor.
         config.only("residual_multiplier", 1.0)
         behind = ("post_norm1", "post_norm2")
         style = replace(style, norms=Norms.AROUND, second_norm="post_attention_layernorm", norms_behind=behind)

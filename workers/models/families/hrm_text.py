@@ -1,4 +1,5 @@
-"""HRM-Text: two stacks of layers that a token goes through again and again, the slow one behind some turns of the other."""
+"""HRM-Text: two stacks of layers that run repeatedly: H_cycles times, L_cycles runs of the fast stack, then one of the slow
+stack."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from outrider.workers.models.families.parts import Begin, Linear, activation
 from outrider.workers.models.families.skeleton import Sizes, gated, read_sizes, rotate
 from outrider.workers.models.rope import read_rope
 
-# What a token goes through once, whose keys and values are kept apart each time.
+# Adds one run of a stack to the program: (builder, input, the stack's prefix) -> output. Each run has KV caches of its own.
 Turn = Callable[[Builder, Slice, str], Slice]
 
 
 def hrm_text(config: Config, begin: Begin) -> Program:
-    """Tokens see those before them: prompts whose tokens all see one another are for callers who ask for that."""
+    """Attention is causal; transformers attends in both directions within a prompt only for callers who ask for it."""
     sizes = read_sizes(config, head_size=128, layers=16)
     for key, always in (("num_key_value_heads", sizes.heads), ("attention_bias", False), ("mlp_bias", False)):
         config.only(key, always)
-    for unused in ("L_bp_cycles", "prefix_lm"):  # of training, and of those callers
+    for unused in ("L_bp_cycles", "prefix_lm"):  # of training, and of attention in both directions
         config.get(unused)
     slow, fast = config.size("H_cycles", 2), config.size("L_cycles", 3)
     layers = sizes.layers

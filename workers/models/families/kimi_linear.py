@@ -1,4 +1,5 @@
-"""Kimi Linear: in most layers a delta net whose state decays row by row, in the others latent attention without rope."""
+"""Kimi Linear: most layers are gated delta nets with a decay for each row of a state, the others latent attention without
+rope."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from outrider.workers.models.families.parts import FULL, Begin, Linear
 from outrider.workers.models.families.qwen3_next import DELTA_NET
 from outrider.workers.models.families.skeleton import Style, decoder, read_sizes
 
-# Its makers' names of what other families say, too.
+# Its makers' keys, and those of other families with the same meaning.
 OWN_NAMES = {
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
@@ -25,14 +26,14 @@ OWN_NAMES = {
     "num_experts_per_token": "num_experts_per_tok",
     "num_shared_experts": "n_shared_experts",
 }
-# Under "linear_attn_config" they have the sizes of delta nets, and which layers have one, counted from 1.
+# Keys of "linear_attn_config": the sizes of delta nets and, in KINDS, the layers of each kind, counted from 1.
 OF_DELTA_NETS = {
     "head_dim": "linear_head_dim",
     "num_heads": "linear_num_heads",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
 }
 KINDS = {"full_attn_layers": FULL, "kda_layers": DELTA_NET}
-# What published configurations say of what is always so.
+# Keys in published configurations with the only supported values.
 ALWAYS = {
     "mla_use_nope": True,
     "moe_router_activation_func": "sigmoid",
@@ -41,7 +42,7 @@ ALWAYS = {
     "hidden_act": "silu",
     "attention_bias": False,
 }
-# Of attention that has no rope, of training, and of layers that guess further tokens.
+# Keys of rope, which attention does not have, of training, and of multi-token prediction layers.
 UNUSED = ("rope_theta", "rope_scaling", "rope_parameters", "num_nextn_predict_layers", "aux_loss_alpha", "seq_aux")
 
 
@@ -59,7 +60,7 @@ class DeltaNet:
 def kimi_linear(config: Config, begin: Begin) -> Program:
     said = Config(_as_others(config), config.source)
     for key in config.values:
-        config.get(key)  # what nobody knows is refused below
+        config.get(key)  # said.check_all_read() refuses unknown keys
     for key, always in ALWAYS.items():
         said.only(key, always)
     for key in UNUSED:
@@ -91,7 +92,7 @@ def kimi_linear(config: Config, begin: Begin) -> Program:
 
 
 def _as_others(config: Config) -> dict[str, Any]:
-    """By the names of other families. What is said of a head's size is that of none of these heads."""
+    """The configuration under the keys of other families, without "head_dim", which is the size of none of these heads."""
     values = {OWN_NAMES.get(key, key): value for key, value in config.values.items() if key != "head_dim"}
     nested = values.pop("linear_attn_config", None) or {}
     if not isinstance(nested, Mapping) or not set(nested) <= {*OF_DELTA_NETS, *KINDS}:
@@ -112,7 +113,8 @@ def _layer_types(config: Config, layers: int) -> list[str]:
 
 def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, residual: Slice | None) -> Slice:
     width, size = net.heads * net.size, net.size
-    # Of the gate a narrow vector; how long a state lasts hangs on the others, which like a router's are in fp32.
+    # ``narrow`` is the low-rank vector of the output gate. A state's decay and beta depend on b_proj, f_a_proj and
+    # f_b_proj, so like a router's they are in fp32.
     matrices = [*(names.weight(f"{part}_proj", width, h.width) for part in "qkv"), names.weight("g_a_proj", size, h.width)]
     *mixed, narrow = builder.linear(h, matrices).split(width, width, width, size)
     rates = builder.room(net.heads + width)

@@ -1,9 +1,10 @@
-"""Latent attention: keys and values of all heads are made from one narrow vector a token.
+"""Latent attention: the keys and values of all heads are projections of one latent vector a token.
 
 DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), A.X-K1, Sarvam's larger model, GLM-4.7-Flash, Youtu, MiniCPM 3, and
 some layers of Kimi Linear (kimi_linear.py).
-The cache keeps that vector as the key and the value of all heads: a head's queries are multiplied by the rows of kv_b_proj
-that would have made its keys, what it has gathered by those that make its values. docs/architecture.md has the reasons.
+The cache stores the latent vector as the key and the value of all heads. A head's query is multiplied by the rows of
+kv_b_proj that compute its keys, and its output of attention by the rows that compute its values. docs/architecture.md has
+the reasons.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from outrider.workers.models.families.parts import Begin, Linear, Ranges, rms_no
 from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
 from outrider.workers.models.rope import LONG, Rope, latent_factor, read_rope
 
-# Of the norms of what queries, keys and values are made from; configurations state that of the others.
+# The epsilon of the norms of latent vectors; configurations state that of the other norms.
 EPSILON = 1e-6
 # The kernels' attention requires sizes of keys and values that are multiples of this.
 HEAD_UNIT = 8
-# Of A.X-K1: a router's corrections, and the norm behind its experts.
-# Set where a checkpoint has the two halves of kv_b_proj for each head by itself, as MLX's (formats/mlx_families.py).
+# laying_out.py sets this key where the checkpoint has the two halves of kv_b_proj as separate matrices of each head, as
+# MLX's have (formats/mlx_families.py).
 BY_HEADS = "kv_b_proj_by_heads"
+# A.X-K1's: a key for whether the router has corrections, and the norm after its experts.
 CORRECTIONS, BEHIND_EXPERTS = "e_score_correction_bias", "post_mlp_layernorm"
-# Of training, and of layers that guess further tokens (formats/unexpected_tensors.py).
+# Keys of training, and of multi-token prediction layers (formats/unexpected_tensors.py).
 UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers")
 
 
@@ -63,7 +65,7 @@ def deepseek_v2(config: Config, begin: Begin) -> Program:
         raise config.unknown(f'"topk_method": {method!r}')
 
     def router(count: int, chosen: int) -> Router:
-        # The best experts of all need no groups.
+        # "greedy" chooses among all experts, without groups.
         groups, kept = groups_of(config, count, chosen) if method != "greedy" else (1, 1)
         for unused in ("n_group", "topk_group"):
             config.get(unused)
@@ -97,7 +99,7 @@ def _as_deepseek_v3(
     dense: int,
     groups: tuple[int, int],
 ) -> Program:
-    """``dense`` and ``groups`` are what the family takes where its configuration does not say."""
+    """``dense`` and ``groups`` are the family's defaults."""
     _check_experts(config, "sigmoid")
     config.only("topk_method", "noaux_tc")
     first, router = config.whole("first_k_dense_replace", dense), deepseek_router(config, scale=2.5, groups=groups)
@@ -106,10 +108,10 @@ def _as_deepseek_v3(
 
 
 def sarvam_mla(config: Config, begin: Begin) -> Program:
-    """DeepSeek V3 by another name, and with its makers' keys: queries are made from the layer's input."""
+    """DeepSeek V3 under other keys; by default queries are projections of the layer's input, not of a latent vector."""
     said = _sarvam_as_deepseek(config)
     for key in config.values:
-        config.get(key)  # what nobody knows is refused below
+        config.get(key)  # said.check_all_read() refuses unknown keys
     check_sarvam(said)
     sizes = _sizes(said, layers=32, ffn=16384, heads=64)
     latent = read_latent(said, sizes, query_rank=None, plain=128, value=128)
@@ -121,8 +123,8 @@ def sarvam_mla(config: Config, begin: Begin) -> Program:
 
 
 def _sarvam_as_deepseek(config: Config) -> Config:
-    """As transformers reads it: its makers have the size of what is cached as that of a head, and a name of their own for
-    yarn."""
+    """The configuration as transformers reads it: Sarvam's "head_dim" is the size of a cached vector, not of a head, and
+    yarn has a name of its own."""
     values = {key: value for key, value in config.values.items() if key not in ("head_dim", "q_head_dim")}
     scaling = values.get("rope_scaling")
     if isinstance(scaling, Mapping) and "deepseek_yarn" in (scaling.get("type"), scaling.get("rope_type")):
@@ -132,7 +134,7 @@ def _sarvam_as_deepseek(config: Config) -> Config:
 
 
 def axk1(config: Config, begin: Begin) -> Program:
-    """DeepSeek V3 with a norm behind the experts, and with corrections where the checkpoint has some (laying_out.py)."""
+    """DeepSeek V3 with a norm after the experts, and with corrections where the checkpoint has some (laying_out.py)."""
     sizes = _sizes(config, layers=61, ffn=18432, heads=64)
     _check_experts(config, "sigmoid", every=None)
     config.only("topk_method", "noaux_tc")
@@ -176,7 +178,7 @@ def glm4_moe_lite(config: Config, begin: Begin) -> Program:
 
 
 def deepseek_v32(config: Config, begin: Begin) -> Program:
-    """DeepSeek V3 for rows in which every token sees all those before it: what would choose among them is passed over."""
+    """DeepSeek V3 for rows of up to "index_topk" tokens: the indexer would choose all earlier tokens, so it is left out."""
     return _of_short_rows(config, begin, _sizes(config, layers=61, ffn=18432, heads=128), (8, 4), (1536, 128, 128))
 
 
@@ -190,7 +192,7 @@ def glm_moe_dsa(config: Config, begin: Begin) -> Program:
 def _of_short_rows(
     config: Config, begin: Begin, sizes: Sizes, groups: tuple[int, int], usual: tuple[int, int, int]
 ) -> Program:
-    """``groups`` and ``usual`` (the rank of queries, a head's columns without rope, its values) where nothing is said."""
+    """Defaults: ``groups``, and ``usual``: the rank of queries, a head's columns without rope, and those of its values."""
     seen = config.size("index_topk", 2048)
     if sizes.context > seen:
         raise config.unknown(
@@ -222,14 +224,14 @@ def youtu(config: Config, begin: Begin) -> Program:
 
 
 def minicpm3(config: Config, begin: Begin) -> Program:
-    """Rope turns halves; embeddings, what a layer adds and what goes into the head are each multiplied by a number."""
+    """Rope rotates halves; embeddings, what a layer adds to the residual, and logits are each multiplied by a factor."""
     sizes = _sizes(config, layers=62, ffn=6400, heads=40, epsilon=1e-5)
     value = sizes.hidden // sizes.heads
     original = _longest(config, sizes.context)
     latent = read_latent(
         config, sizes, query_rank=768, rank=256, plain=64, turned=32, value=value, halves=True, long=original
     )
-    # Of these null means that nothing is multiplied.
+    # Here null is a value: no factor.
     depth, base = config.stated("scale_depth", 1.4), config.stated("dim_model_base", 256)
     embedding = config.number("scale_emb", 12.0)
     scale = 1.0 if depth is None else config.number("scale_depth", 1.4) / sizes.layers**0.5
@@ -268,7 +270,7 @@ def _sizes(config: Config, *, layers: int, ffn: int, heads: int, epsilon: float 
 def _check_experts(config: Config, scoring: str, every: int | None = 1) -> None:
     """Refuse keys that transformers does not read, if their value differs from what it computes.
 
-    ``every``: so many-th layers have experts; None: the configuration says it.
+    ``every``: the only supported "moe_layer_freq" (None: the caller reads it).
     """
     config.only("scoring_func", scoring)
     if every is not None:
@@ -290,8 +292,8 @@ def read_latent(
     long: int = 0,
     turns: bool = True,
 ) -> Latent:
-    """The arguments are what the family takes where its configuration does not say. ``halves``: its rope always turns them;
-    ``long``: it may have long rope, for rows of so many tokens; ``turns``: whether it has any."""
+    """The sizes and ranks are the family's defaults. ``halves``: its rope always rotates halves; ``long``: the original
+    length of its long rope (0: it has none); ``turns``: whether it has rope."""
     plain, turned = config.size("qk_nope_head_dim", plain), config.size("qk_rope_head_dim", turned)
     if turned % HEAD_UNIT:
         raise config.unknown(f'"qk_rope_head_dim": {turned}, which is no multiple of {HEAD_UNIT}')
@@ -300,7 +302,7 @@ def read_latent(
         raise config.unknown(f'"kv_lora_rank": {rank}, which is no multiple of {HEAD_UNIT}')
     config.only("head_dim", turned)
     config.only("qk_head_dim", plain + turned)
-    # Here null is a value: queries are made from the layer's input.
+    # Here null is a value: queries are projections of the layer's input.
     direct = config.stated("q_lora_rank", query_rank) is None
     return Latent(
         query_rank=0 if direct else config.size("q_lora_rank", query_rank),

@@ -21,12 +21,12 @@ class Heads:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of queries, keys and values."""
+        """The widths of queries, keys and values."""
         return (self.count * self.size, self.kv_count * self.size, self.kv_count * self.size)
 
     @property
     def side_by_side(self) -> list[Ranges]:
-        """Rows of queries, keys and values in one tensor where each head's lie behind one another."""
+        """The rows of queries, keys and values in a fused tensor with all three of one head, then those of the next."""
         starts = [[(3 * head + part) * self.size for head in range(self.count)] for part in range(3)]
         return [tuple((start, start + self.size) for start in part) for part in starts]
 
@@ -40,7 +40,7 @@ def even_heads(config: Config, hidden: int, count: int, kv_count: int) -> Heads:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """``plus`` is added to its weights. ``kind``: of families whose norms may be RMS norms instead."""
+    """``plus`` is added to its weights. ``kind``: RMS in families whose norms may be RMS norms instead."""
 
     width: int
     epsilon: float
@@ -55,9 +55,9 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Decoder layers. ``prefix`` and their number name their tensors, ``first`` and ``second`` their norms.
+    """Decoder layers. ``prefix`` and a layer's number name its tensors, ``first`` and ``second`` its norms.
 
-    ``parallel``: what is behind the attention reads the same residual; without ``second`` also the same norm.
+    ``parallel``: attention and feed-forward read the same residual. Without ``second`` both read the output of ``first``.
     """
 
     prefix: str
@@ -81,7 +81,8 @@ class Stack:
 def projected(
     under: Linear, names: Sequence[str], heads: Heads, columns: int, bias: bool, taken: Sequence[Ranges] = ((), (), ())
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Matrices and biases of queries, keys and values that are tensors of their own; ``taken``: which rows of each."""
+    """Matrices and biases of queries, keys and values that are separate tensors; ``taken``: the rows that are used of
+    each."""
     named = list(zip(names, heads.widths, taken, strict=True))
     matrices = [under.weight(name, rows, columns, part) for name, rows, part in named]
     return matrices, [under.bias(name, rows, part) for name, rows, part in named] if bias else []
@@ -119,7 +120,8 @@ def attend(
 
 
 def plain(prefix: str, hidden: int, ffn: int, function: Activation, names: tuple[str, str], *, bias: bool = True) -> Mixer:
-    """Two matrices with an activation between them. ``prefix`` has a place for the layer's number."""
+    """An ungated feed-forward layer: two matrices with an activation between them. ``prefix`` has a replacement field for
+    the layer's number."""
     first, second = names
 
     def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
@@ -132,7 +134,7 @@ def plain(prefix: str, hidden: int, ffn: int, function: Activation, names: tuple
 
 
 def gated_layer(prefix: str, hidden: int, ffn: int, function: Activation) -> Mixer:
-    """Llama's: gate, up and down, without biases. ``prefix`` has a place for the layer's number."""
+    """Llama's gated layer: gate, up and down, without biases. ``prefix`` has a replacement field for the layer's number."""
 
     def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         mlp = Linear(prefix.format(layer))
@@ -143,7 +145,7 @@ def gated_layer(prefix: str, hidden: int, ffn: int, function: Activation) -> Mix
 
 
 def norm_of_heads(builder: Builder, under: Linear, size: int, epsilon: float) -> Callable[[Slice, str, int], None]:
-    """Layer norms of queries and keys, head by head, by the same weight and bias for all heads."""
+    """Layer norms of queries and keys, head by head, with the same weight and bias for all heads."""
 
     def norm(x: Slice, name: str, count: int) -> None:
         weight, bias = under.vector(f"{name}_layernorm", size), under.bias(f"{name}_layernorm", size)
@@ -153,7 +155,7 @@ def norm_of_heads(builder: Builder, under: Linear, size: int, epsilon: float) ->
 
 
 def finish(builder: Builder, x: Slice, embedding: Tensor, tied: bool, *, bias: bool = False, scale: float = 1.0) -> Program:
-    """Logits, by the embedding where the head is ``tied`` to it, and the choice from them."""
+    """Computes the logits, and the choice from them. ``tied``: the LM head is the embedding."""
     root, (vocabulary, width) = Linear(""), embedding.shape
     head = embedding if tied else root.weight("lm_head", vocabulary, width)
     biases = root.biases(bias, ("lm_head", vocabulary))

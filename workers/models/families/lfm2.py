@@ -12,7 +12,7 @@ from outrider.workers.models.families.skeleton import Mixer, Sizes, rotate
 from outrider.workers.models.rope import Rope, read_rope
 
 CONVOLUTION = "conv"
-# Of the first releases: how the weights were initialised before training, and what other keys say as well.
+# Keys of the first releases: of the initialisation before training, and ones that repeat other keys.
 UNUSED = (
     *("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init"),
     *("block_norm_eps", "num_heads", "full_attn_idxs"),
@@ -135,7 +135,8 @@ def _layer_types(config: Config, layers: int) -> list[str]:
 
 
 def _inner(config: Config) -> int:
-    """How wide the gated layers are; the configuration may state another size, from which that follows."""
+    """The width of the gated layers. With "block_auto_adjust_ff_dim" it is 2/3 of the stated size, times a multiplier and
+    rounded up to a multiple unless that is null."""
     size = config.size("block_ff_dim", config.size("intermediate_size", 12288))
     multiplier, multiple = config.number("block_ffn_dim_multiplier", 1.0), config.size("block_multiple_of", 256)
     if not config.flag("block_auto_adjust_ff_dim", True):

@@ -1,4 +1,4 @@
-"""LFM3: short convolutions, attention within a window and over the whole row, each with a gate for every head."""
+"""LFM3: layers of short convolutions, and of attention, with a window or without, whose heads have gates."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _operator(config: Config, sizes: Sizes) -> Mixer:
     config.only("rope_scaling", None)
     kinds = {kind: sizes.head_size for kind in dict.fromkeys(types) if kind != CONVOLUTION}
     require_bases(config, kinds)
-    bases = {SLIDING: 0.0, FULL: 0.0}  # are always stated
+    bases = {SLIDING: 0.0, FULL: 0.0}  # not used: each type's rope states its base
     ropes = read_ropes(config, kinds, sizes.context, bases, usual=ROPES, proportional=True)
     taps, bias = config.size("conv_L_cache", 7), config.flag("conv_bias", False)
     gates, shifted = config.flag("use_attention_gate", True), config.flag("attention_bias", False)

@@ -1,4 +1,4 @@
-"""Llama 4's language model: attention within chunks in layers with rope, one expert a token beside a shared one."""
+"""Llama 4's language model: layers with rope attend within chunks; a token takes one routed expert and the shared one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def llama4(config: Config, begin: Begin) -> Program:
 
 
 def _mixer(config: Config, sizes: Sizes) -> Mixer:
-    # What a token's experts read is scaled by their sigmoids; of several experts each would read another input.
+    # An expert's input is multiplied by the sigmoid of its score, so several experts of a token would differ in input,
+    # for which there is no operation.
     config.only("num_experts_per_tok", 1)
     sparse, function = _sparse(config, sizes.layers), activation(config, "hidden_act", "silu")
     experts = Experts(
@@ -46,7 +47,7 @@ def _mixer(config: Config, sizes: Sizes) -> Mixer:
 
 
 def _sparse(config: Config, layers: int) -> set[int]:
-    """The layers with experts: those named, else every so many-th one."""
+    """The layers with experts: "moe_layers", else every "interleave_moe_layer_step"-th layer."""
     step, named = config.size("interleave_moe_layer_step", 1), config.get("moe_layers")
     if named is None:
         return set(range(step - 1, layers, step))
@@ -56,7 +57,7 @@ def _sparse(config: Config, layers: int) -> set[int]:
 
 
 def _turned(config: Config, layers: int) -> list[bool]:
-    """Of each layer whether it has rope."""
+    """Whether each layer has rope."""
     interval, stated = config.size("no_rope_layer_interval", 4), config.get("no_rope_layers")
     if not stated:
         return [(layer + 1) % interval != 0 for layer in range(layers)]
@@ -66,7 +67,7 @@ def _turned(config: Config, layers: int) -> list[bool]:
 
 
 def _chunks(config: Config, turned: list[bool]) -> list[int]:
-    """Of each layer how many tokens a chunk has; 0: it sees all tokens."""
+    """The size of each layer's chunks; 0: a token attends to all tokens before it."""
     # Here null is a value: no chunks.
     none = config.stated("attention_chunk_size", 8192) is None
     size = 0 if none else config.size("attention_chunk_size", 8192)
@@ -79,7 +80,8 @@ def _chunks(config: Config, turned: list[bool]) -> list[int]:
 
 
 def _factors(config: Config, context: int) -> tuple[tuple[float, ...], int] | None:
-    """1 + scale * log(1 + k) from the position k * floor - 1 on, of queries without rope; None: no row grows so long."""
+    """The factors of queries without rope, 1 + scale * log(1 + k) with k = (position + 1) // floor, and floor. None: they
+    are turned off, or k is 0 in all rows."""
     # transformers up to 5.3 wrote 4 for true.
     tuned = config.get("attn_temperature_tuning") == 4 or config.flag("attn_temperature_tuning", True)
     floor = config.size("floor_scale", 8192)
@@ -99,7 +101,7 @@ def _attention(config: Config, sizes: Sizes, ropes: list[Rope | None], chunks: l
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         names, rope = Linear(f"model.layers.{layer}.self_attn."), ropes[layer]
-        # Rope turns neighbours.
+        # Rope rotates neighbouring columns.
         orders = [paired_rows(count, size, size) if rope else () for count in (heads, kv_heads)] + [()]
         projections = list(zip(("q_proj", "k_proj", "v_proj"), (width, kv_width, kv_width), orders, strict=True))
         matrices = [names.weight(name, rows, h.width, order) for name, rows, order in projections]

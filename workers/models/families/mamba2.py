@@ -1,4 +1,4 @@
-"""A layer of Mamba 2, which several families have in place of most of their attention, or beside it."""
+"""The Mamba 2 layer, which several families have in place of attention in most layers, or beside it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = """
 mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head mamba_d_conv mamba_expand mamba_conv_bias mamba_proj_bias
 time_step_limit
 """
-# What says how a layer is computed or was trained, and changes no logit.
+# Keys of implementation or training, which change no logit.
 UNUSED = """
 mamba_chunk_size chunk_size use_mamba_kernels mamba_ssm_cache_dtype time_step_min time_step_max time_step_floor
 time_step_rank init_method rescale_prenorm_residual residual_in_fp32 num_logits_to_keep z_loss_coefficient
@@ -30,8 +30,9 @@ time_step_rank init_method rescale_prenorm_residual residual_in_fp32 num_logits_
 class Mamba:
     """Sizes of a layer: ``heads`` of ``head_size`` columns each, whose states have ``state`` rows.
 
-    ``groups``: how many B and C there are, each for as many heads. ``normed``: whether the result is normalised, each group
-    by itself; ``norm_first``: before it is multiplied by the gate. ``multipliers`` are those of gate, x, B, C and dt.
+    ``groups``: the number of B and C, each shared by heads / groups heads. ``normed``: the scan's output passes an RMS
+    norm, each group by itself; ``norm_first``: before it is multiplied by the gate, not after. ``multipliers`` are the
+    factors of gate, x, B, C and dt.
     """
 
     heads: int
@@ -52,7 +53,7 @@ class Mamba:
 
 
 def read_mamba(config: Config, inner: int, epsilon: float) -> Mamba:
-    """Of ``inner`` columns, under the names that all but Nemotron H use."""
+    """A layer of ``inner`` columns, from the keys that all families but Nemotron H use."""
     heads, head_size = config.size("mamba_n_heads", 128), config.get("mamba_d_head", "auto")
     if inner % heads or head_size not in ("auto", inner // heads):
         raise ModelError(f'{config.source}: {heads} heads of "mamba_d_head": {head_size!r} are not {inner} columns')
@@ -70,7 +71,7 @@ def read_mamba(config: Config, inner: int, epsilon: float) -> Mamba:
 
 
 def check_steps(config: Config) -> None:
-    """Steps without bounds alone: transformers bounds them in passes over several tokens, and not in those over one."""
+    """Refuse bounds of dt, which transformers applies in passes over several tokens, but not in those over one."""
     limit = config.get("time_step_limit", [0.0, math.inf])
     # As transformers 5 and others write infinity.
     if limit not in ([0.0, {"__float__": "Infinity"}], [0.0, math.inf]):
@@ -80,13 +81,13 @@ def check_steps(config: Config) -> None:
 
 
 def pass_over(config: Config) -> None:
-    """Of a model without such layers, which states their sizes all the same."""
+    """Mark the keys of Mamba layers as read, for a model without such layers that states them all the same."""
     for key in (*SIZES.split(), *UNUSED.split()):
         config.get(key)
 
 
 def kinds_of(config: Config, key: str, layers: int, known: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """Of each layer what it is."""
+    """The kind of each layer."""
     kinds = [OLDER_NAMES.get(kind, kind) for kind in config.get(key) or usual]
     if len(kinds) != layers or not set(kinds) <= set(known):
         raise ModelError(f'{config.source}: the native engine cannot follow "{key}": {kinds!r}')
@@ -98,7 +99,7 @@ def kinds_of(config: Config, key: str, layers: int, known: Sequence[str], usual:
 def mamba_layer(
     builder: Builder, h: Slice, names: Linear, mamba: Mamba, residual: Slice | None, scale: float = 1.0
 ) -> Slice:
-    """What comes out is times ``scale``."""
+    """The layer's output times ``scale``, plus ``residual``."""
     inner, shared, hidden = mamba.inner, mamba.groups * mamba.state, h.width
     mixed, rows = inner + 2 * shared, 2 * inner + 2 * shared + mamba.heads
     weight, bias = names.weight("in_proj", rows, hidden), names.bias("in_proj", rows)
@@ -109,7 +110,7 @@ def mamba_layer(
         return builder.linear(h, [replace(weight, rows=taken)], biases=biases, precision=precision)
 
     both = project(0, inner + mixed)
-    # How long a state lasts hangs on them: like a router's they are in fp32.
+    # A state's decay depends on dt, so like a router's this projection is in fp32.
     steps = project(inner + mixed, rows, Format.FP32)
     if set(mamba.multipliers) != {1.0}:
         widths = (inner, inner, shared, shared)

@@ -1,4 +1,5 @@
-"""MiMo-V2-Flash: layers with a window have sinks and twice the key heads; values are narrower than keys, and scaled."""
+"""MiMo-V2-Flash: layers with a window have attention sinks and twice the KV heads; values are narrower than keys, and
+scaled."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear,
 from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
 from outrider.workers.models.rope import read_ropes
 
-# The part of a head that rope turns, where the parameters do not say.
+# The share of a head's columns that rope rotates by default.
 PART = 0.334
 USUAL = {
     FULL: {"rope_type": "default", "rope_theta": 5000000.0, "partial_rotary_factor": PART},
@@ -29,7 +30,7 @@ def mimo_v2_flash(config: Config, begin: Begin) -> Program:
 
 def _attention(config: Config, sizes: Sizes) -> Mixer:
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if layer and (layer + 1) % 6 else FULL)
-    # Its makers count the tokens before a token's own.
+    # "sliding_window_size" does not count the token itself.
     before = config.get("sliding_window_size")
     window = config.window(129) if before is None else config.whole("sliding_window_size", 128) + 1
     config.get("sliding_window")
@@ -38,7 +39,7 @@ def _attention(config: Config, sizes: Sizes) -> Mixer:
     ropes = read_ropes(config, sizes.head_size, sizes.context, thetas, USUAL, partial=PART)
     heads, size, value_size = sizes.heads, sizes.head_size, config.size("v_head_dim", 128)
     bias = config.flag("attention_bias", False)
-    # Here null is a value: values are as they are.
+    # Here null is a value: no factor.
     scale = 1.0 if config.stated("attention_value_scale", 0.707) is None else config.number("attention_value_scale", 0.707)
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:

@@ -38,7 +38,7 @@ AMONG_CHOSEN = Router(Routing.SOFTMAX_CHOSEN)
 
 
 def _router(config: Config, *, normalised: bool) -> Router:
-    """``normalised``: where the configuration does not say whether the weights of the chosen ones add up to 1."""
+    """``normalised``: whether the weights of a token's experts sum to 1 by default."""
     return Router(Routing.SOFTMAX_CHOSEN if config.flag("norm_topk_prob", normalised) else Routing.SOFTMAX)
 
 
@@ -99,7 +99,7 @@ def mellum(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=4, head_size=128, layers=28)
     for key, always in (("rope_scaling", None), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         config.only(key, always)
-    # These guess further tokens.
+    # Keys of multi-token prediction layers, which are not used.
     for key in ("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"):
         config.get(key)
     types = layer_types(config, sizes.layers, lambda layer: FULL)
@@ -118,7 +118,7 @@ def mellum(config: Config, begin: Begin) -> Program:
 
 
 def flint(config: Config, begin: Begin) -> Program:
-    """Qwen3-MoE with sinks, experts chosen by sigmoids beside one for all, and rope in layers with a window alone."""
+    """Qwen3-MoE with attention sinks, a sigmoid router, a shared expert, and rope only in layers with a window."""
     sizes = read_sizes(config, kv_heads=4, head_size=128, layers=49, heads=32, ffn=6144)
     count, function = number_of_experts(config, 256), activation(config, "hidden_act", "silu")
     dense, step = config.get("mlp_only_layers"), config.size("decoder_sparse_step", 1)
@@ -188,16 +188,17 @@ def granitemoe_swa(config: Config, begin: Begin) -> Program:
 
 
 def _beside(config: Config) -> int:
-    """How wide the layer beside the experts is; 0 where there is none."""
+    """The width of the shared expert; 0: there is none."""
     return config.whole("shared_intermediate_size", 0)
 
 
-# Set where what stands beside the experts, or alone, has gate and up apart.
+# laying_out.py and the GGUF reader set this key to false where gate and up of the shared expert, or of the only
+# feed-forward layer, are separate tensors.
 FUSED = "fused_projections"
 
 
 def granitemoehybrid(config: Config, begin: Begin) -> Program:
-    """Granite 4: Mamba 2 in most layers or in none, what stands beside the experts, and no experts where there are 0."""
+    """Granite 4: Mamba 2 in most layers or in none; a shared expert, and routed experts unless their number is 0."""
     sizes = read_sizes(config)
     kinds = kinds_of(config, "layer_types", sizes.layers, (MAMBA, FULL), [MAMBA] * sizes.layers)
     config.only("normalization_function", "rmsnorm")
@@ -232,7 +233,7 @@ def _granite(config: Config, begin: Begin, shared: int) -> Program:
 def _granite_style(config: Config, sizes: Sizes, shared: int) -> Style:
     scale = config.number("residual_multiplier", 1.0)
     bias, embedding = config.flag("attention_bias", False), config.number("embedding_multiplier", 1.0)
-    if config.stated("attention_multiplier", 1.0) is None:  # transformers takes another for it than without a word
+    if config.stated("attention_multiplier", 1.0) is None:  # for null transformers uses another value than its default
         raise config.unknown('"attention_multiplier": null', hf="does")
     return Style(
         qkv_bias=bias,
@@ -252,7 +253,7 @@ def _granite_experts(config: Config, sizes: Sizes, shared: int, scale: float) ->
         names = ("gate_proj", "up_proj", "down_proj")
     if shared and config.get("num_local_experts") == 0:
         config.get("num_experts_per_tok")
-        # There this one, which stands alone, has the usual name.
+        # Where gate and up are separate, the only feed-forward layer has the usual name.
         prefix = "shared_mlp." if fused else "mlp."
         layer = Experts(0, 0, 0, function, AMONG_CHOSEN, sparse=lambda layer: False, prefix=prefix)
         return mixture(replace(sizes, ffn=shared), replace(layer, dense_names=names, dense_scale=scale))
@@ -271,7 +272,7 @@ def _granite_experts(config: Config, sizes: Sizes, shared: int, scale: float) ->
 
 
 def hunyuan_moe(config: Config, begin: Begin) -> Program:
-    """Hunyuan, with experts as wide as the layer that stands beside them."""
+    """Hunyuan with routed experts and a shared expert, all of the same width."""
     sizes = read_sizes(config, epsilon=1e-5)
     count, key = number_of_experts(config, 1), "num_experts_per_tok" if config.get("moe_topk") is None else "moe_topk"
     chosen = config.get(key)
@@ -297,7 +298,7 @@ def gpt_oss(config: Config, begin: Begin) -> Program:
     if not (config.get("rope_scaling") or config.get("rope_parameters")):
         raise ModelError(f'{config.source} has no "rope_parameters"')
     for unused in ("initial_context_length", "experts_per_token"):
-        config.get(unused)  # what other keys say as well
+        config.get(unused)  # other keys state the same
     experts = Experts(
         count,
         chosen_experts(config, count, 4),

@@ -1,4 +1,5 @@
-"""Nemotron H (Nano 2, Nemotron 3): of its layers each is Mamba 2, attention, two matrices, or a mixture of such experts."""
+"""Nemotron H (Nano 2, Nemotron 3): each layer is either Mamba 2, attention, an ungated feed-forward layer, or a mixture of
+ungated experts."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ MLP, MOE = "mlp", "moe"
 # How "hybrid_override_pattern" names the kinds of layers.
 LETTERS = {"M": MAMBA, "E": MOE, "*": FULL, "-": MLP}
 KINDS = tuple(LETTERS.values())
-# Attention has no rope, whatever is said of one; norms have the other epsilon. What guesses further tokens is not read.
+# Attention has no rope, even if one is stated; norms use "layer_norm_epsilon". Multi-token prediction layers are not used.
 UNUSED = """
 rope_theta rope_scaling rope_parameters partial_rotary_factor rms_norm_eps norm_eps attention_head_dim expand mamba_expand
 moe_shared_expert_overlap num_nextn_predict_layers mtp_layers_block_type mtp_hybrid_override_pattern use_cache
 """
 
-# Of a mixture: stated where there is none, too.
+# Keys of mixtures, which models without one state, too.
 OF_EXPERTS = """
 n_routed_experts n_shared_experts num_experts_per_tok moe_intermediate_size moe_shared_expert_intermediate_size
 moe_latent_size n_group topk_group norm_topk_prob routed_scaling_factor
@@ -67,7 +68,7 @@ def _kinds(config: Config) -> list[str]:
         if not isinstance(pattern, str) or not set(pattern) <= set(LETTERS):
             raise config.unknown(f'"hybrid_override_pattern": {pattern!r}')
         return kinds_of(config, key, len(pattern), KINDS, [LETTERS[letter] for letter in pattern])
-    config.get("num_hidden_layers")  # transformers counts the list, whatever is said
+    config.get("num_hidden_layers")  # transformers ignores it, and counts the list
     return kinds_of(config, key, len(config.get(key)), KINDS, ())
 
 
@@ -75,7 +76,7 @@ def _mamba(config: Config, epsilon: float) -> Mamba:
     check_steps(config)
     config.only("mamba_hidden_act", "silu")
     bias = config.flag("use_bias", False)
-    config.get("mamba_proj_bias")  # "use_bias" says it
+    config.get("mamba_proj_bias")  # transformers reads "use_bias" instead
     return Mamba(
         heads=config.size("mamba_num_heads", 128),
         head_size=config.size("mamba_head_dim", 64),
@@ -96,7 +97,7 @@ def _heads(config: Config) -> Heads:
 
 
 class _Mixture:
-    """Experts of two matrices each, which may read and write narrower vectors; one of another width stands beside them."""
+    """Ungated experts, whose input and output may be a narrower latent vector, and a shared expert of another width."""
 
     def __init__(self, config: Config) -> None:
         config.only("mlp_bias", False)

@@ -1,4 +1,5 @@
-"""OLMo Hybrid: gated delta nets with norms before in most layers, in the others OLMo 3's attention with norms behind."""
+"""OLMo Hybrid: most layers are gated delta nets, with norms before each part; the others have OLMo 3's attention, with
+norms after each part."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from outrider.workers.models.families.qwen3_next import DELTA_NET
 from outrider.workers.models.families.skeleton import HeadNorms, Norms, Sizes, Style, decoder, plain_attention, read_sizes
 from outrider.workers.models.rope import Rope, read_rope
 
-# Of the norm behind a delta net, whatever the configuration says of the others.
+# The epsilon of the norm after a gated delta net; the configuration states that of the other norms.
 EPSILON = 1e-5
-# Of how weights are initialised before training.
+# Keys of the initialisation before training.
 UNUSED = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """``most``: how large beta is at most. Up to 2 the eigenvalues of what a state is multiplied by may be negative."""
+    """``most``: the upper bound of beta. With 2 the eigenvalue 1 - beta of a state's transition may be negative."""
 
     heads: int
     kv_heads: int
@@ -72,7 +73,7 @@ def _layer_types(config: Config, layers: int) -> list[str]:
 
 
 def _rope(config: Config, sizes: Sizes) -> Rope | None:
-    """None where the base is null, as in published configurations."""
+    """The rope of attention; None where its base is null, as in published configurations."""
     stated, base = config.get("rope_scaling") or config.get("rope_parameters"), config.stated("rope_theta", 10000.0)
     if isinstance(stated, dict) and "rope_theta" in stated:
         base = stated["rope_theta"]
@@ -84,7 +85,7 @@ def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, residua
     widths = {"q": key_width, "k": key_width, "v": value_width}
     projections = [names.weight(f"{name}_proj", width, h.width) for name, width in [*widths.items(), ("g", value_width)]]
     *mixed, gate = builder.linear(h, projections).split(*widths.values(), value_width)
-    # How long a state lasts hangs on them: like a router's they are in fp32.
+    # A state's decay and beta depend on these projections, so like a router's they are in fp32.
     rates = builder.linear(h, [names.weight(f"{gate}_proj", net.heads, h.width) for gate in "ba"], precision=Format.FP32)
     query, key, value = (
         builder.convolve(

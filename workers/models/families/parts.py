@@ -44,7 +44,7 @@ def layer_types(config: Config, layers: int, usual: Callable[[int], str]) -> lis
 
 
 def windows(config: Config, types: Sequence[str], window: int) -> list[int]:
-    """Of each layer its window. Types with one where no size is stated (0), or its use is off, contradict each other."""
+    """The window of each layer. Refuses sliding layers if ``window`` is 0: it has no size, or is turned off."""
     if SLIDING in types and not window:
         raise ModelError(
             f'{config.source}: the native engine cannot follow "layer_types": {types!r} without a "sliding_window"'
@@ -59,7 +59,7 @@ class Linear:
     prefix: str
 
     def weight(self, name: str, rows: int, columns: int, taken: Ranges = ()) -> Tensor:
-        """``taken``: which of the rows; all, unless said."""
+        """``taken``: the ranges of rows that are used, by default all."""
         return Tensor(f"{self.prefix}{name}.weight", (rows, columns), taken)
 
     def vector(self, name: str, size: int, plus: float = 0.0) -> Tensor:
@@ -90,7 +90,7 @@ def paired_rows(heads: int, head_size: int, rotated: int, first: int = 0) -> Ran
 
 
 def gate_heads(builder: Builder, x: Slice, gates: Slice, heads: int) -> None:
-    """Every head's columns times the logistic function of the head's gate, in place."""
+    """Multiplies each head's columns by sigmoid(the head's gate), in place."""
     size = x.width // heads
     for head in range(heads):
         part = x.part(head * size, size)

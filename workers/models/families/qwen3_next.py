@@ -20,7 +20,8 @@ DELTA_NET = "linear_attention"
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """``fused``: one matrix has all projections of a key head, then those of the next; ``fused_gates``: so of the gates."""
+    """``fused``: one matrix has the rows of q, k, v and z of one key head, then those of the next; ``fused_gates``: another
+    has those of b and a likewise."""
 
     heads: int
     kv_heads: int
@@ -45,7 +46,7 @@ def qwen3_5_text(config: Config, begin: Begin) -> Program:
 
 def qwen3_5_moe_text(config: Config, begin: Begin) -> Program:
     shared = config.size("shared_expert_intermediate_size", 512)
-    # Every layer is a mixture: no other width is stated.
+    # Every layer is a mixture, so the width of a gated layer is not stated.
     sizes = read_sizes(config, kv_heads=2, head_size=256, layers=40, ffn=shared)
     for key, always in (("norm_topk_prob", True), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         config.only(key, always)
@@ -60,11 +61,11 @@ def _style(config: Config, sizes: Sizes, fused: bool, mixer: Mixer | None) -> St
         key_size=config.size("linear_key_head_dim", 128),
         value_size=config.size("linear_value_head_dim", 128),
         taps=config.size("linear_conv_kernel_dim", 4),
-        # In GGUF files the projections are apart, and the gates are not.
+        # In GGUF files q, k, v and z are separate; b and a are fused there, too.
         fused=fused and config.flag("fused_projections", True),
         fused_gates=fused,
     )
-    # What published configurations of Qwen3.5 say of what is always so, and of what guesses further tokens.
+    # Keys in published configurations of Qwen3.5: some with the only supported values, one of multi-token prediction.
     for key, always in (("hidden_act", "silu"), ("attn_output_gate", True), ("output_gate_type", "swish")):
         config.only(key, always)
     config.only("mamba_ssm_dtype", "float32")
@@ -91,7 +92,8 @@ def _layer_types(config: Config, layers: int) -> list[str]:
 
 
 def _rows(heads: int, parts: Sequence[int], part: int) -> tuple[tuple[int, int], ...]:
-    """Of a matrix that has the rows of all ``parts`` of a head, then those of the next: where one part's are."""
+    """The rows of one part in a matrix that has the rows of all parts of one head, then those of the next head. ``parts``
+    are their sizes."""
     before, width = sum(parts[:part]), sum(parts)
     return tuple((head * width + before, head * width + before + parts[part]) for head in range(heads))
 
@@ -113,7 +115,7 @@ def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, epsilon
     else:
         gates = [names.weight(f"in_proj_{gate}", net.heads, hidden) for gate in "ba"]
     mixed, z = builder.linear(h, matrices).split(mixed_width, value_width)
-    # How long a state lasts hangs on them: like a router's they are in fp32.
+    # A state's decay and beta depend on these projections, so like a router's they are in fp32.
     rates = builder.linear(h, gates, precision=Format.FP32)
     taps = Tensor(f"{names.prefix}conv1d.weight", (mixed_width, 1, net.taps))
     query, key, value = builder.convolve(mixed, taps, activation=Activation.SILU).split(key_width, key_width, value_width)
@@ -137,7 +139,7 @@ def _attention(
 ) -> Slice:
     heads, kv_heads, size = sizes.heads, sizes.kv_heads, sizes.head_size
     width, kv_width = heads * size, kv_heads * size
-    # Each head's query, then its gate.
+    # q_proj has the rows of each head's query, then those of its gate.
     query_rows, gate_rows = (_rows(heads, (size, size), part) for part in range(2))
     projections = [("q_proj", 2 * width, query_rows), ("k_proj", kv_width, ()), ("v_proj", kv_width, ())]
     projections.append(("q_proj", 2 * width, gate_rows))

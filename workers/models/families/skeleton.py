@@ -34,7 +34,7 @@ class HeadNorms(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a model: what its configuration says under the names that all these families use."""
+    """The sizes of a model, which these families' configurations state under the same keys."""
 
     hidden: int
     ffn: int
@@ -59,7 +59,7 @@ def read_sizes(
 ) -> Sizes:
     """The sizes in the configuration; the arguments are the family's defaults."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", heads)
-    # Here null is a value: what follows from the other sizes.
+    # Here null is a value: kv_heads = heads, and head_size = hidden / heads.
     kv_heads = None if config.stated("num_key_value_heads", 0) is None else kv_heads
     head_size = None if config.stated("head_dim", 0) is None else head_size
     return Sizes(
@@ -75,23 +75,24 @@ def read_sizes(
     )
 
 
-# Puts a layer's part behind its second norm into the program: (builder, its input, the layer's number, residual) -> output.
+# Adds a part of a layer (attention or feed-forward) to the program: (builder, input, layer number, residual) -> output.
 Mixer = Callable[[Builder, Slice, int, Slice | None], Slice]
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Where the families differ. Of ``windows`` and ``ropes`` there is one for each layer: 0 is no window, None no rope; of
-    ``norms`` there may be.
+    """Where the families differ. ``windows`` (0: none) and ``ropes`` (None: no rope) have one element for each layer;
+    ``norms`` may have, too.
 
-    ``fused``: queries, keys and values are one tensor; ``fused_gate``: so are gate and up. ``paired``: rope turns
-    neighbouring columns. ``first_norm`` names the norm before the attention, ``second_norm`` that before the gated layer,
-    where it is not the usual one, ``last_norm`` the one before the head. ``clip`` (0: none) bounds queries, keys and
-    values. ``query_factors`` multiply turned queries by position, each so many positions. ``plus`` is added to every
-    norm's weight. ``weightless``: the kind of norms that have no weights; where it is RMS, those of heads have none
-    either. ``embedding_norm``: one stands behind the embedding. ``tied``: whether the head is the embedding where the
-    configuration does not say. ``head_rows`` (0: all) are the tokens that a head of its own knows, the first ones; no
-    other is ever chosen. ``attention`` and ``mixer`` stand for the attention and the gated layer, where these are others.
+    ``fused``: queries, keys and values are one tensor; ``fused_gate``: so are gate and up. ``paired``: rope rotates
+    neighbouring columns. ``first_norm`` names the norm before attention, ``second_norm`` the one before the gated layer
+    ("": the usual name), ``norms_behind`` the ones after attention and after the gated layer, ``last_norm`` the one before
+    the LM head. ``clip`` (0: none) bounds queries, keys and values. ``query_factors`` are (factors, positions): a rotated
+    query is multiplied by the factor of its position, each of which holds for so many positions. ``plus`` is added to every
+    norm's weight. ``weightless``: the kind of norms that have no weights; with RMS the norms of heads have none either.
+    ``embedding_norm``: a norm follows the embedding. ``tied``: whether the LM head is the embedding by default.
+    ``head_rows`` (0: the whole vocabulary): the LM head has only the first so many tokens, and no other is ever chosen.
+    ``attention`` and ``mixer`` replace the usual attention and the gated layer.
     """
 
     qkv_bias: bool = False
@@ -149,7 +150,7 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
         builder.layer_input(layer, x)
         block = Linear(f"model.layers.{layer}.")
         before, behind = each[layer] is not Norms.BEHIND, each[layer] is not Norms.BEFORE
-        # Before the gated layer stands what Llama's names say, unless a norm behind the attention has that name.
+        # Llama's name of the norm before the gated layer, unless the norm after attention has that name.
         second = style.second_norm or ("pre_feedforward_layernorm" if behind else "post_attention_layernorm")
         vector = [block.vector(name, sizes.hidden, style.plus) for name in (style.first_norm, second)]
         h = norm(x, vector[0]) if before else x
@@ -225,7 +226,8 @@ def _attention(
 
 
 def _paired(projections: Sequence[Tensor], sizes: Sizes, rope: Rope) -> list[Tensor]:
-    """Queries, keys and values (or their biases; or none), the rows of the first two in the order that our rope turns."""
+    """The projections of queries, keys and values (or their biases, or none), with the rows of queries and keys permuted
+    for the kernels' rope."""
     counts = (sizes.heads, sizes.kv_heads, 0)
     orders = [paired_rows(count, sizes.head_size, 2 * len(rope.frequencies)) for count in counts]
     return [replace(tensor, rows=order) for tensor, order in zip(projections, orders, strict=False)]
@@ -258,7 +260,7 @@ def _gated(config: Config, sizes: Sizes, style: Style) -> Mixer:
 def gated(
     builder: Builder, h: Slice, mlp: Linear, ffn: int, function: Activation, *, bias: bool = False, fused: bool = False
 ) -> Slice:
-    """``fused``: gate and up are one tensor, the one behind the other."""
+    """``activation(h G^T) * (h U^T)``, with the matrices gate and up. ``fused``: they are one tensor, gate's rows first."""
     if fused:
         shape = (2 * ffn, h.width)
         both = f"{mlp.prefix}gate_up_proj.weight"
