@@ -1,4 +1,4 @@
-"""A Python face for the compiled kernels: a model that is fed, and sampling. Arrays are passed by pointer."""
+"""The Python binding of the compiled kernels: the engine, and sampling. Arrays are passed by pointer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from outrider.kernels.sampling_values import SamplingValues
 
 
 def _sampling(values: SamplingValues) -> SamplingStructure:
-    """The arrays live as long as the structure."""
+    """The C structure, which keeps its arrays alive."""
     count = len(values.logit_bias)
     tokens = (c_int32 * count)(*(token for token, _ in values.logit_bias))
     biases = (c_double * count)(*(bias for _, bias in values.logit_bias))
@@ -46,7 +46,7 @@ def _sampling(values: SamplingValues) -> SamplingStructure:
         tokens,
         biases,
         count,
-        # More than the kernels' number holds is more than any vocabulary.
+        # A top_k beyond int32 is beyond any vocabulary.
         min(values.top_k, 0x7FFFFFFF),
         values.sample & 0xFFFFFFFF,
         values.min_tokens,
@@ -67,12 +67,14 @@ def _op(op: Op) -> OpStructure:
 
 @dataclass(frozen=True, slots=True)
 class NativeFeed:
-    """One row's part of a batch: ``tokens`` to append, a choice after each of the last ``choose``, logits likewise.
+    """One row's part of a pass: ``tokens`` to append, a choice after each of the last ``choose``, logits after each of the
+    last ``logits``.
 
     ``logprobs`` of 0 or more asks for each choice's log-probability and for those of as many of the likeliest tokens.
-    ``branches`` are (after, token): a choice is also wanted after the first ``after`` tokens and this one in place of the
-    next. With ``first_mask`` of 0 or more, the choices (not those of branches) have the pass's masks from that one on.
-    ``states`` asks for the states of its tokens; ``given`` [tokens, columns] are those that they come with, as bf16.
+    ``branches`` are (after, token): a choice is also made after the first ``after`` tokens and ``token`` in place of the
+    next one. ``first_mask`` of 0 or more is the index of the first choice's mask in the pass; the next choices have the
+    next masks, those of branches none. ``states`` asks for the tokens' hidden states; ``given`` [tokens, columns] are the
+    states that are given with the tokens, as bf16.
     """
 
     row: int
@@ -88,7 +90,8 @@ class NativeFeed:
 
 @dataclass(frozen=True, slots=True)
 class NativeMasks:
-    """Which tokens may be chosen: of each mask, bit t % 32 of word t / 32 for token t. ``ready[0]`` is 1 when made."""
+    """The tokens that may be chosen: in each mask token t is bit t % 32 of word t // 32. ``ready[0]`` is 1 when all masks
+    are complete."""
 
     words: NDArray[np.uint32]
     ready: NDArray[np.int32]
@@ -96,10 +99,11 @@ class NativeMasks:
 
 @dataclass(frozen=True, slots=True)
 class NativeOutput:
-    """What one feed brought: tokens, their margins over the second best, and the logits asked for; its branches' come last.
+    """The results of one feed: the chosen tokens (those after branches last), their margins, and the logits asked for.
 
-    ``logprobs`` holds, where asked for, (token, log-probability) pairs for each choice: its own, then the likeliest.
-    ``runners_up`` are, where the pass was asked for them, the tokens with the second best scores (-1: there is none).
+    A margin is the best score minus the second-best. ``logprobs``, if asked for, has for each choice the pairs (token,
+    log-probability) of the choice, then of the likeliest tokens. ``runners_up``, if asked for, are the tokens with the
+    second-best scores (-1: there is none).
     """
 
     tokens: list[int]
@@ -112,7 +116,8 @@ class NativeOutput:
 
 @dataclass(frozen=True, slots=True)
 class NativeDecodeFeed:
-    """A row that goes on by itself: fed ``tokens``, then what it chose last, up to ``most`` choices or one of ``ends``."""
+    """A row that decodes by itself: it is fed ``tokens``, then each choice, until it has made ``most`` choices or one of
+    ``ends``."""
 
     row: int
     tokens: Sequence[int]
@@ -123,7 +128,7 @@ class NativeDecodeFeed:
     given: NDArray[np.uint16] | None = None
 
 
-# Tokens, their margins over the second best, and these (-1: there is none).
+# Tokens, their margins, and the runners-up (-1: there is none).
 Choices = tuple[list[int], list[float], list[int]]
 
 
@@ -139,7 +144,7 @@ class NativeStopRule:
 
 
 class NativeModel:
-    """A program over packed weights, and the rows it runs for. For one thread at a time."""
+    """An engine: a program over packed weights, and its rows. Only one thread may use it at a time."""
 
     def __init__(
         self,
@@ -152,7 +157,7 @@ class NativeModel:
         spin_microseconds: int = -1,
         keep: object = None,
     ) -> None:
-        """``addresses`` are the packed weights' in the program's order; ``keep`` is held as long as the model."""
+        """``addresses`` are those of the packed weights, in the program's order; ``keep`` lives as long as the model."""
         self.program = program
         self._keep = keep
         self._engine = c_void_p()
@@ -169,7 +174,7 @@ class NativeModel:
         check(load().outrider_engine_create(byref(structure), byref(options), byref(self._engine)))
 
     def use_cores(self, cores: Sequence[int]) -> None:
-        """Go on with one thread on each of these cores, the caller's on the first. No bit of any result changes."""
+        """From now on run one thread on each of these cores, the caller's on the first. Results stay equal bit by bit."""
         core_array = (c_int32 * len(cores))(*cores)
         check(load().outrider_engine_threads(self._engine, len(cores), core_array))
 
@@ -178,7 +183,7 @@ class NativeModel:
         check(load().outrider_engine_reserve(self._engine, tokens, selected, cache_tokens))
 
     def open(self, sampling: SamplingValues | None = None, prompt: int = 0) -> int:
-        """Begins an empty row; its first ``prompt`` tokens are its prompt. ``sampling``: like ``SamplingValues``."""
+        """Begins an empty row, whose first ``prompt`` tokens are its prompt. Without ``sampling``: ``SamplingValues()``."""
         row = c_int32()
         structure = _sampling(SamplingValues() if sampling is None else sampling)
         check(load().outrider_row_open(self._engine, byref(structure), prompt, byref(row)))
@@ -192,7 +197,7 @@ class NativeModel:
         return row.value
 
     def skip(self, row: int, tokens: Sequence[int]) -> None:
-        """Append tokens that are never computed: what is fed behind them sees neither them nor anything before them."""
+        """Append tokens without computing them: tokens fed after them attend neither to them nor to any before them."""
         skipped = array("i", tokens)
         check(load().outrider_row_skip(self._engine, row, _address(skipped), len(skipped)))
 
@@ -217,9 +222,9 @@ class NativeModel:
     def forward(
         self, feeds: Sequence[NativeFeed], masks: NativeMasks | None = None, runners_up: bool = False
     ) -> list[NativeOutput]:
-        """One pass over all feeds together; the answers stand in the same order. A choice is -1 where its mask allows none.
+        """One pass over all feeds; the outputs are in the feeds' order. A choice is -1 where its mask allows no token.
 
-        A pass leaves nothing of ours in the processor's caches, and a small model's takes 2 ms: what surrounds it counts.
+        This code has to be fast: a small model's pass takes 2 ms, and evicts Python's data from the processor's caches.
         """
         choices = [max(0, feed.choose) + len(feed.branches) for feed in feeds]
         asked = array("i", [feed.row for feed in feeds])
@@ -276,40 +281,41 @@ class NativeModel:
         return answers
 
     def rank(self, choice: int, count: int, mask: NDArray[np.uint32] | None = None) -> list[int]:
-        """The best tokens for one of the choices of the latest ``forward``; fewer where no more are allowed."""
+        """The ``count`` best tokens for one of the choices of the latest ``forward``; fewer if ``mask`` allows fewer."""
         tokens = array("i", [-1]) * count
         masked = (None, 0) if mask is None else (mask.ctypes.data, mask.size)
         check(load().outrider_rank(self._engine, choice, *masked, count, _address(tokens)))
         return [token for token in tokens if token >= 0]
 
     def correct(self, tokens: int) -> None:
-        """From now on choices are corrected by what is learned of earlier ones; the scores of so many tokens at most."""
+        """From now on scores are corrected by what ``learn`` teaches; at most ``tokens`` tokens have corrections."""
         check(load().outrider_correct(self._engine, tokens))
 
     def shorten(self, tokens: int) -> None:
-        """So many tokens have scores from now on (0: all): those that came last, at first those with the lowest ids."""
+        """A shortlist: from now on only ``tokens`` tokens have logits (0: all): the most recently used ones, at first the
+        ones with the lowest ids."""
         check(load().outrider_shorten(self._engine, tokens))
 
     def learn(self, row: int, first: int, tokens: Sequence[int]) -> tuple[int, int]:
-        """What in truth came behind the row's first ``first`` tokens, one after the other.
+        """Teaches the corrections: ``tokens`` are the target's after the row's first ``first`` tokens.
 
-        How many of its choices there had been right because of corrections, and wrong because of them.
+        Returns the number of the row's choices that corrections had made right, and of those that they had made wrong.
         """
         told, better, worse = array("i", tokens), c_int32(), c_int32()
         check(load().outrider_learn(self._engine, row, first, _address(told), len(told), byref(better), byref(worse)))
         return better.value, worse.value
 
     def experts_read(self) -> int:
-        """By the latest ``forward``, over all layers, each expert counted once."""
+        """The number of distinct experts that the latest ``forward`` used, summed over all layers."""
         return int(load().outrider_experts_read(self._engine))
 
     def decode(
         self, feeds: Sequence[NativeDecodeFeed], stopping: NativeStopRule, guess_room: int = 0
     ) -> tuple[list[Choices], list[tuple[int, float]]]:
-        """The choices of each feed, and of each pass the rows in it and its seconds.
+        """Returns the choices of each feed, and (number of rows, seconds) of each pass.
 
-        A pass over up to ``guess_room`` tokens tries what the rows' own texts went on with before, and may make several
-        choices a row.
+        Guesses: where a row's last tokens have occurred in it before, the tokens that followed them are fed, too, up to
+        ``guess_room`` tokens of all rows in one pass. Then a pass may make several choices for a row.
         """
         if not feeds:
             return [], []
@@ -334,7 +340,7 @@ class NativeModel:
         bounds, usual = _address(beliefs, spans_at), _address(beliefs, spans_at + len(stopping.bounds))
         least = (stopping.least_chance, stopping.least_reach, stopping.least_sum)
         numbers = (*least, len(stopping.usual), stride, guess_room)
-        # How many passes there were, and the rows of each.
+        # The number of passes, then the number of rows in each.
         passes = array("i", bytes(4 * (1 + stride)))
         choices = (_address(made), _address(chosen), _address(runners_up), _address(margins))
         told = (*choices, _address(passes), _address(passes, 1), _address(seconds))
@@ -373,7 +379,7 @@ def _address(values: array[Any], index: int = 0) -> int:
 
 
 class _Given:
-    """The states that the tokens of feeds come with: ``counts`` and ``states`` are addresses, None where there are none."""
+    """The states that are given with the feeds' tokens. ``counts`` and ``states`` are addresses; None: no states."""
 
     def __init__(self, feeds: Sequence[NativeFeed | NativeDecodeFeed]) -> None:
         self.counts = self.states = None
@@ -385,12 +391,12 @@ class _Given:
 
 
 class _Details:
-    """What a pass is asked for beside choices: logits, and log-probabilities. Taken feed by feed, in their order."""
+    """The logits and log-probabilities that a pass is asked for; ``take`` returns those of the next feed."""
 
     def __init__(self, feeds: Sequence[NativeFeed], choices: Sequence[int], vocabulary: int) -> None:
-        # A choice takes one place for itself, and one for each of the likeliest.
+        # A choice takes one element for itself, and one for each of the likeliest tokens.
         places = [count * (1 + max(-1, feed.logprobs)) for count, feed in zip(choices, feeds, strict=True)]
-        # An empty array has no address, so nothing is asked for that would go into one.
+        # An empty array has no address, so feeds without choices ask for no log-probabilities.
         explained = [feed.logprobs if count else -1 for count, feed in zip(places, feeds, strict=True)]
         self.asked = [*(feed.logits for feed in feeds), *explained]
         self.logits = np.full((sum(max(0, feed.logits) for feed in feeds), vocabulary), nan, np.float32)

@@ -25,17 +25,17 @@ class Format(IntEnum):
 
     @property
     def integer(self) -> bool:
-        """Codes with scales, in groups of channels."""
+        """Whether a weight is a code, with a scale for each group of channels."""
         return self not in (Format.FP32, Format.BF16, Format.FP16)
 
     @property
     def fp32(self) -> bool:
-        """Nothing but weights is rounded below fp32."""
+        """Whether only weights are rounded below fp32."""
         return self in (Format.FP32, Format.W8AF32)
 
 
 class Codes(IntEnum):
-    """What a weight's code is; the numbers are the C interface's ``outrider_codes``. Integers are unsigned."""
+    """The type of a quantised weight; the numbers are the C interface's ``outrider_codes``. Integers are unsigned."""
 
     NONE = 0
     INT4 = 1
@@ -47,7 +47,7 @@ class Codes(IntEnum):
 
 
 class Scales(IntEnum):
-    """How the scales of the groups lie before their codes; the numbers are the C interface's ``outrider_scales``."""
+    """How the scales of the groups are stored; the numbers are the C interface's ``outrider_scales``."""
 
     WORDS = 0
     F32 = 1
@@ -62,9 +62,9 @@ class Scales(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How the codes and scales of a matrix are kept: kernels/storage.py is the definition.
+    """How the codes and scales of a matrix are stored: kernels/storage.py is the definition.
 
-    ``zeros``: every group has a zero point of its own (of WORDS always), else it is the middle of the codes' range.
+    ``zeros``: every group has a zero point of its own (with WORDS always); else it is the middle of the codes' range.
     """
 
     codes: Codes
@@ -73,18 +73,18 @@ class Storage:
 
 
 NO_STORAGE = Storage(Codes.NONE, Scales.WORDS)
-# How floats are rounded to four bits where errors should be least: groups of 32, 4.5 bits a weight, scales included.
+# The default storage of floats that are rounded to four bits: groups of 32, 4.5 bits a weight, scales included.
 FACTORS = Storage(Codes.INT4, Scales.FACTORS)
-# And where every 32 have a scale and a zero point of their own: 4.75 bits a weight.
+# The storage of four-bit weights in groups of 32 with a scale and a zero point each: 4.75 bits a weight.
 SMALLEST_GROUP = 32
 BY_SMALL_GROUPS = Storage(Codes.INT4, Scales.BF16, zeros=True)
 
-# kLanes of the kernels: values of the cache lie in vectors of so many.
+# kLanes of the kernels: in the cache a head's values are padded to a multiple of this.
 CACHE_LANES = 16
 
 
 class Cache(IntEnum):
-    """How keys and values are kept; the numbers are the C interface's ``outrider_cache``."""
+    """The type of keys and values in the cache; the numbers are the C interface's ``outrider_cache``."""
 
     BF16 = 0
     FP32 = 1
@@ -95,8 +95,8 @@ class Cache(IntEnum):
         return {Cache.BF16: 2, Cache.FP32: 4, Cache.INT8: 1}[self]
 
     def token_bytes(self, op: Op) -> int:
-        """Of a layer's keys and values: in 8 bits each vector has a scale, and values lie in whole vector registers. There
-        values that are columns of the keys are kept as these, with a scale of their own."""
+        """Bytes of a token's keys and values in one layer; a head's values are padded to CACHE_LANES. With INT8 each key
+        and each value has a scale, and values that are columns of the keys are not stored again."""
         kv_heads, head_size = op.kv_heads, op.head_size
         values = 0 if op.value_in_key and self is Cache.INT8 else -(-op.value_size // CACHE_LANES) * CACHE_LANES
         scales = 8 if self is Cache.INT8 else 0
@@ -132,11 +132,12 @@ class Kind(IntEnum):
     SCAN = 25
 
 
-# A row has a state of each of these, which no truncation brings back: kernels/src/recurrence.h says what serves instead.
+# Operations with a recurrent state of each row. Unlike a KV cache it cannot be truncated: a row goes back to a snapshot
+# (kernels/src/recurrence.h).
 RECURRENT = (Kind.CONVOLVE, Kind.DELTA, Kind.SCAN)
-# Of these a state is a matrix for each head, to which every token adds a product of two vectors.
+# Of these, the ones whose state is a matrix for each head, to which every token adds an outer product.
 OUTER_PRODUCTS = (Kind.DELTA, Kind.SCAN)
-# A scan's heads are worked on in at most so many parts where they share few keys: kMostHeadParts of the kernels.
+# kMostHeadParts of the kernels: the heads of a scan that share a KV head are divided further, into this many parts at most.
 MOST_HEAD_PARTS = 16
 
 
@@ -153,7 +154,8 @@ class Activation(IntEnum):
 
 
 class Routing(IntEnum):
-    """What the weights of a token's experts are; the numbers are the C interface's ``outrider_route``."""
+    """How the weights of a token's experts follow from the router's scores (Builder.route); the numbers are the C
+    interface's ``outrider_route``."""
 
     SOFTMAX = 0
     SOFTMAX_CHOSEN = 1
@@ -164,7 +166,7 @@ class Routing(IntEnum):
     SOFTMAX_GROUPS = 6
 
 
-# Where corrections or groups choose experts, or their weights are no plain softmax, there are at most so many: kMostRouted.
+# kMostRouted of the kernels: the most experts with any routing but SOFTMAX and SOFTMAX_CHOSEN.
 MOST_ROUTED = 1024
 
 
@@ -175,13 +177,13 @@ class Norm(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the checkpoint: its name, the shape it must have, and which of its rows are taken (all, unless said).
+    """A tensor of the checkpoint: its name, the shape it must have, and which of its rows are used (by default all).
 
-    ``rows`` are (start, stop) ranges in the order in which they are wanted: GPTBigCode stores queries, keys and values of
-    a head next to each other, for example. ``plus`` is added to a vector's elements (Gemma's norms multiply by 1 + w).
-    ``stored`` is the shape in the checkpoint where it lies there otherwise: a matrix with its inputs as rows (GPT-2's), so
-    that this is ``shape`` turned round, or a vector as a matrix, row by row (Command R's norms of heads).
-    ``transposed``: the rows that are taken of ``shape`` become the columns of the matrix.
+    ``rows`` are (start, stop) ranges in the order of their use; GPTBigCode, for example, stores queries, keys and values of
+    a head next to each other. ``plus`` is added to a vector's elements (Gemma's norms multiply by 1 + w). ``stored`` is the
+    shape in the checkpoint if it differs: of a transposed matrix [inputs, outputs] (GPT-2's), or of a vector that is stored
+    as a matrix, row by row (Command R's norms of heads). ``transposed``: the matrix is the transpose of the rows that are
+    used.
     """
 
     name: str
@@ -197,12 +199,12 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """Rows of the matrix, or elements of a vector, that are taken."""
+        """Rows of the matrix, or elements of the vector."""
         return self.shape[1] if self.transposed else self._taken
 
     @property
     def columns(self) -> int:
-        """Of the matrix."""
+        """Columns of the matrix."""
         return self._taken if self.transposed else self.shape[1]
 
     @property
@@ -212,12 +214,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One packed piece of memory. A matrix in tiles, unless ``table``: then rows one after the other (vectors have one).
+    """A packed weight: a matrix in tiles, or a ``table``, which is row-major (a vector has one row).
 
-    ``sources`` are stacked in order, or ``values`` are the content itself (rope's frequencies). ``gated``: gate over up,
-    their tiles alternate. ``storage`` is how a quantised checkpoint's own codes are kept, or FACTORS, which floats are
-    rounded to; of the format only what it does with activations counts then. ``ordered``: column j multiplies input channel
-    order[j], which is packed beside the codes.
+    ``sources`` are stacked in order, or ``values`` are the content itself (rope's frequencies). ``gated``: gate stacked
+    over up, whose tiles alternate. ``storage`` is that of a quantised checkpoint's codes, or FACTORS, to which floats are
+    rounded; with it ``format`` only decides how activations are rounded. ``ordered``: the columns are in activation order:
+    column j multiplies input channel order[j], and the order is packed with the codes.
     """
 
     format: Format
@@ -233,7 +235,7 @@ class Weight:
 
     @property
     def stored(self) -> Storage:
-        """How codes and scales are kept, also where the format alone says it."""
+        """``storage``, or the format's default."""
         if self.storage is not None or not self.format.integer:
             return self.storage or NO_STORAGE
         four = self.format in (Format.W4A8, Format.W4ABF16)
@@ -294,8 +296,8 @@ class Op:
     cap: float = 0.0
 
     def first_seen(self, positions: Any) -> Any:
-        """Of attention the first position that a token sees, by its own (arrays of them): ``window`` is negative where a
-        token sees its own chunk of so many."""
+        """The first positions to which the tokens at ``positions`` attend; with a window they may be negative. ``window``
+        is -n where a token attends to its own chunk of n tokens."""
         if self.window < 0:
             return positions // -self.window * -self.window
         return positions + 1 - self.window if self.window else 0 * positions
@@ -307,19 +309,19 @@ class Op:
 
     @property
     def value_in_key(self) -> bool:
-        """Of attention: whether the values are the last columns of the only head's keys."""
+        """Whether attention has one KV head, whose values are the last columns of its keys (latent attention)."""
         key, value = self.key, self.value
         ends = key.offset + key.width == value.offset + value.width
         return self.kv_heads == 1 and key.buffer == value.buffer and value.width < key.width and ends
 
     @property
     def decays(self) -> int:
-        """Of OUTER_PRODUCTS: the decays of a token, one for each head, or for each row of its state."""
+        """The number of decays of a token in OUTER_PRODUCTS: one for each head, or one for each row of its state."""
         return self.residual.width - self.heads if self.kind is Kind.DELTA else self.heads
 
     @property
     def parts(self) -> int:
-        """Of OUTER_PRODUCTS: into how many parts the heads are divided, each of which keeps its key of a token."""
+        """The number of parts into which the heads of OUTER_PRODUCTS are divided; each stores a token's key for itself."""
         if self.kind is Kind.DELTA:
             return self.kv_heads
         group = self.heads // self.kv_heads
@@ -345,11 +347,12 @@ class Program:
     def integer(self) -> bool:
         """Whether every matrix is of an integer format, so that results are the same on every instruction set.
 
-        So are those of routers and gates that are in fp32, and of heads in fp32 or fp16, whose products have one order.
+        Allowed besides are the fp32 matrices of routers and gates, and the fp32 or fp16 ones of HEADS: their products are
+        summed in the same order on every instruction set.
         """
         routers: set[int] = set()
         heads: set[int] = set()
-        # Of each slice that holds something: the weight that it was made with.
+        # The weight by which the content of each slice was computed.
         made: dict[Slice, int] = {}
         before: dict[int, set[int]] = {}
 
@@ -366,7 +369,7 @@ class Program:
             elif op.kind is Kind.HEADS:
                 heads |= set(range(op.weight, op.weight + op.heads))
             elif op.kind is Kind.BLEND or op.kind in OUTER_PRODUCTS:
-                # Of its coefficients, or gates, and of what these are made from.
+                # The weights of the coefficients or gates, and of the inputs from which these are computed.
                 coefficients = makers(op.key if op.kind is Kind.BLEND else op.residual)
                 routers |= coefficients.union(*(before.get(weight, ()) for weight in coefficients))
             made = {slice: weight for slice, weight in made.items() if not slice.overlaps(op.output)}
@@ -380,22 +383,22 @@ class Program:
         )
 
     def digest(self) -> str:
-        """Names the program: equal digests mean equal operations over equally packed tensors of the same names.
+        """A digest of the program: if equal, the operations are equal, over equally packed tensors of the same names.
 
-        How keys and values are kept makes no difference to what is packed, nor does what is handed out on the way.
+        The cache's type and the states that are handed out are left out, since they do not change what is packed.
         """
         ops = tuple(op for op in self.ops if op.kind is not Kind.HAND_OUT)
         return hashlib.sha256(repr(replace(self, ops=ops, cache=Cache.BF16)).encode()).hexdigest()
 
     @property
     def caches(self) -> tuple[Op, ...]:
-        """Of each cache of keys and values the first operation that stores in it; others may share it."""
+        """The operation that fills each KV cache; later ones may share it."""
         first = {op.integer: op for op in reversed(self.ops) if op.kind is Kind.ATTENTION}
         return tuple(first[number] for number in sorted(first))
 
     @property
     def token_bytes(self) -> int:
-        """What a token of a row takes in the cache of keys and values; states of a row, which do not grow, apart."""
+        """Bytes of a token in the KV cache, without the recurrent states of a row, which do not grow."""
         return sum(self.cache.token_bytes(op) for op in self.caches)
 
     @property
@@ -405,5 +408,5 @@ class Program:
 
     @property
     def taken_in(self) -> int:
-        """Columns of the states that tokens are to come with; 0: none are taken in."""
+        """Columns of the states that are given with tokens; 0: none."""
         return next((op.output.width for op in self.ops if op.kind is Kind.TAKE_IN), 0)

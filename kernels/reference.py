@@ -1,13 +1,13 @@
 """Runs a program in NumPy, one row at a time: what the kernels are tested against.
 
-Everything is float64 but what the format itself rounds: packed weights, the cache, and the activations that go into a bf16
-or integer product. The compiled kernels differ by their rounding; int8 activations that fall on another side of a half
-differ by one step, which the tests' tolerances allow for.
+Everything is float64 except what the format itself rounds: packed weights, the cache, and the activations of a bf16 or
+integer product. The compiled kernels differ by their rounding of the rest; an int8 activation near a half may then differ
+by one step, which the tests' tolerances allow.
 
 Codes with bf16 or fp32 activations (W4ABF16, W8AF32) are sums of (code - zero point) * scale * activation. The kernels take
 an activation as a whole number of 23 bits times a power of two that a block of channels shares, and sum products of whole
-numbers: exactly within a group, whose sums are added in fp32, group by group. What that leaves off an activation is below
-2^-23 of the block's largest, so nothing of a bf16 one above 2^-15 of it.
+numbers: exactly within a group, whose sums are added in fp32, group by group. The rounding error of an activation is below
+2^-23 of the block's largest, and 0 of a bf16 one above 2^-15 of it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from outrider.kernels import packing, storage
 from outrider.kernels.program import Activation, Cache, Format, Kind, Norm, Op, Program, Routing, Slice, Weight
 
 Array = NDArray[np.float64]
-# Keys whose weights are rounded together, where values are kept in 8 bits.
+# With an int8 cache so many attention weights are rounded together.
 CHUNK = 256
 
 
 class ReferenceModel:
-    """The program over the matrices that its packed weights stand for."""
+    """The program over its dequantised weights."""
 
     def __init__(self, program: Program, memory: NDArray[np.uint8]) -> None:
         self.program = program
@@ -38,13 +38,13 @@ class ReferenceModel:
         ]
         pairs = list(zip(program.weights, packed, strict=True))
         self.weights = [packing.unpack(weight, each).astype(np.float64) for weight, each in pairs]
-        # Which input channel each column of an ordered matrix multiplies.
+        # The input channel of each column of a matrix in activation order.
         self.orders = [storage.unpack_order(weight, each) if weight.ordered else None for weight, each in pairs]
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """The logits after each of a row's tokens: shape (tokens, vocabulary).
 
-        Where rope depends on a row's length, those after a position are those of a row that ends there.
+        Where rope depends on a row's length, the logits after a position are those of a row that ends there.
         """
         longest = max((op.longest for op in self.program.ops), default=0)
         if 0 < longest < len(tokens):
@@ -136,7 +136,7 @@ class ReferenceModel:
         return _attention(op, x, key, value, sinks, whole=self.program.cache is Cache.INT8)
 
     def _heads(self, op: Op, x: Array) -> Array:
-        """Each head's first columns as they are, then the product of its last ones."""
+        """For each head its first columns, unchanged, then the product of its last columns."""
         parts = []
         for head, columns in enumerate(np.split(x, op.heads, axis=1)):
             number = op.weight + head
@@ -147,7 +147,7 @@ class ReferenceModel:
         return np.concatenate(parts, axis=1)
 
     def _experts(self, op: Op, x: Array, route: Array) -> Array:
-        """Each token's products side by side, the first columns of as many as are a multiple of 16."""
+        """Each token's products, concatenated; each is padded with zeros to a multiple of 16 columns."""
         first = self.program.weights[op.weight]
         width = first.rows // 2 if first.gated else first.rows
         result = np.zeros((len(x), op.kv_heads, op.output.width // op.kv_heads))
@@ -179,7 +179,7 @@ def _norm(op: Op, x: Array, weight: Array, bias: Array | None) -> Array:
 
 
 def quantised_activations(x: Array, group: int, largest: int = storage.LARGEST_INT8) -> Array:
-    """``x`` as int8 with one scale for every token and group of channels, as numbers again."""
+    """``x`` rounded to int8, with one scale for every token and group of channels, and dequantised."""
     result = np.empty_like(x)
     for start in range(0, x.shape[1], group):
         part = x[:, start : start + group].astype(np.float32)
@@ -191,7 +191,7 @@ def quantised_activations(x: Array, group: int, largest: int = storage.LARGEST_I
 
 
 def _activations(x: Array, weight: Weight, order: NDArray[np.int32] | None) -> Array:
-    """As they go into a product."""
+    """``x`` rounded as the product with ``weight`` requires."""
     if weight.format in (Format.BF16, Format.W4ABF16):
         return _bf16(x)
     if weight.format not in (Format.W4A8, Format.W8A8):
@@ -248,7 +248,7 @@ def _activate(x: Array, activation: Activation) -> Array:
 
 
 def _convolve(op: Op, x: Array, taps: Array, bias: Array | None) -> Array:
-    """Each column by itself over a token and those before it; before the row's first there is nothing."""
+    """A causal depthwise convolution; before the row's first token there are zeros."""
     count = taps.shape[1]
     padded = np.concatenate([np.zeros((count - 1, x.shape[1])), x])
     y = sum(padded[tap : tap + len(x)] * taps[:, tap] for tap in range(count))
@@ -256,7 +256,8 @@ def _convolve(op: Op, x: Array, taps: Array, bias: Array | None) -> Array:
 
 
 def _delta(op: Op, query: Array, key: Array, value: Array, gates: Array, decay: Array, shift: Array) -> Array:
-    """Token by token: the state forgets, is corrected where the key reads something else than the value, and is read."""
+    """The gated delta rule. For each token: state *= decay; state += key (beta * (value - state^T key))^T; result =
+    state^T query."""
     count, group = len(query), op.heads // op.kv_heads
     queries, keys = (
         np.repeat(x / np.sqrt((x * x).sum(axis=2, keepdims=True) + np.float32(op.epsilon)), group, axis=1)
@@ -277,7 +278,8 @@ def _delta(op: Op, query: Array, key: Array, value: Array, gates: Array, decay: 
 
 
 def _scan(op: Op, query: Array, key: Array, value: Array, steps: Array, numbers: Array, shift: Array) -> Array:
-    """Token by token: the state decays, takes in the value times its step, and is read."""
+    """The Mamba 2 scan. For each token: state *= decay; state += key (value * step)^T; result = state^T query +
+    D * value."""
     count, group = len(query), op.heads // op.kv_heads
     decay, skip = numbers[: op.heads], numbers[op.heads : 2 * op.heads]
     queries, keys = (np.repeat(x.reshape(count, op.kv_heads, op.head_size), group, axis=1) for x in (query, key))
@@ -293,7 +295,7 @@ def _scan(op: Op, query: Array, key: Array, value: Array, steps: Array, numbers:
 
 
 def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
-    """The best experts' numbers, of equals the first, and their weights."""
+    """The indices of the best experts (ties by index), then their weights."""
     if op.integer == Routing.SPARSE_MIXER:
         return _mix_sparsely(op, scores)
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -333,7 +335,8 @@ def _match(op: Op, x: Array, model: Array) -> Array:
 
 
 def _mix_sparsely(op: Op, scores: Array) -> Array:
-    """Two experts; each has its share of a softmax over what is no better, and near."""
+    """Two experts: the weight of the best is its softmax over the scores near it, that of the second likewise, without the
+    best."""
     left, best, weights = scores.copy(), [], []
     for _ in range(2):
         number = left.argmax(axis=1)[:, None]
@@ -359,14 +362,15 @@ def _rope(op: Op, x: Array, frequencies: Array) -> Array:
 
 
 def _in_two_parts(x: Array, head_size: int, value_size: int) -> Array:
-    """As int8: of each head the columns before those that are values too have a scale, and these have one."""
+    """Heads rounded to int8 with two scales each: one for the last columns, which are values, too, one for the others."""
     before, shared = np.split(x.reshape(-1, head_size), [head_size - value_size], axis=1)
     parts = [quantised_activations(part, part.shape[1]) for part in (before, shared)]
     return np.concatenate(parts, axis=1).reshape(x.shape)
 
 
 def _whole_weights(weights: Array, scales: Array) -> Array:
-    """[heads, groups, queries, keys] times scales [heads, keys] of values: whole numbers, for each chunk up to 32,767."""
+    """Weights [KV heads, grouped queries, queries, keys], rounded so that weight * scale is a whole number up to 32,767
+    times a step, which each chunk of keys has. ``scales`` [KV heads, keys] are those of the values."""
     scales = scales[:, None, None, :]
     scaled = weights * scales
     for first in range(0, scaled.shape[3], CHUNK):
@@ -378,7 +382,7 @@ def _whole_weights(weights: Array, scales: Array) -> Array:
 
 
 def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | None, whole: bool) -> Array:
-    """``whole``: values are whole numbers times a scale, and so are weights."""
+    """``whole``: values are int8, and weights are rounded to whole numbers, too."""
     count = len(query)
     queries = query.reshape(count, op.kv_heads, op.heads // op.kv_heads, op.head_size)
     keys, values = (x.reshape(count, op.kv_heads, -1) for x in (key, value))
@@ -389,7 +393,7 @@ def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | No
     scores = np.where(seen, scores, -np.inf)
     highest, rest = scores.max(axis=3, keepdims=True), np.float64(0.0)
     if sinks is not None:
-        # Of head h, with as many for each key head.
+        # One sink for each head: [KV heads, grouped queries, 1, 1].
         sink = sinks[: op.heads].reshape(op.kv_heads, -1, 1, 1)
         highest = np.maximum(highest, sink)
         rest = np.exp(sink - highest)
