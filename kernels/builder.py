@@ -722,9 +722,9 @@ _EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.HAND_OUT, *RECURRENT)
 
 
 def _select(ops: Sequence[Op], widths: Sequence[int]) -> tuple[list[Op], list[int]]:
-    """After the last operation that needs all tokens only the positions whose choice or logits are asked for go on.
+    """After the last operation that needs all tokens, only positions whose choice or logits are asked for are computed.
 
-    Of a prompt that is the last position: most of the last layer is saved, and all of the layers that share an earlier
+    Of a prompt that is the last position, which saves most of the last layer, and all of the layers that share an earlier
     layer's cache.
     """
     filling = {op.integer: index for index, op in reversed(list(enumerate(ops))) if op.kind is Kind.ATTENTION}

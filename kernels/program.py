@@ -132,10 +132,10 @@ class Kind(IntEnum):
     SCAN = 25
 
 
-# Operations with a recurrent state of each row. Unlike a KV cache it cannot be truncated: a row goes back to a snapshot
-# (kernels/src/recurrence.h).
+# Operations with a recurrent state of each row. Unlike a KV cache it cannot be truncated; kernels/src/recurrence.h says
+# what is kept to go back to.
 RECURRENT = (Kind.CONVOLVE, Kind.DELTA, Kind.SCAN)
-# Of these, the ones whose state is a matrix for each head, to which every token adds an outer product.
+# The recurrent operations whose state is a matrix for each head, to which every token adds an outer product.
 OUTER_PRODUCTS = (Kind.DELTA, Kind.SCAN)
 # kMostHeadParts of the kernels: the heads of a scan that share a KV head are divided further, into this many parts at most.
 MOST_HEAD_PARTS = 16

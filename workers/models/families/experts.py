@@ -39,7 +39,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A shared expert: a gated feed-forward layer of ``width`` columns that every token passes through.
+    """A gated feed-forward layer of ``width`` columns for every token: a shared expert, or that of a layer without experts.
 
     Its tensors are named by the layer's prefix, ``prefix``, and ``names`` (gate, up and down). ``weighed``: its output is
     multiplied by sigmoid(shared_expert_gate). ``biased``: gate, up and down have biases.

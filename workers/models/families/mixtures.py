@@ -38,7 +38,7 @@ AMONG_CHOSEN = Router(Routing.SOFTMAX_CHOSEN)
 
 
 def _router(config: Config, *, normalised: bool) -> Router:
-    """``normalised``: whether the weights of a token's experts sum to 1 by default."""
+    """``normalised`` is the default of "norm_topk_prob": whether the weights of a token's experts sum to 1."""
     return Router(Routing.SOFTMAX_CHOSEN if config.flag("norm_topk_prob", normalised) else Routing.SOFTMAX)
 
 

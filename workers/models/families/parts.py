@@ -76,9 +76,9 @@ def paired_rows(heads: int, head_size: int, rotated: int, first: int = 0) -> Ran
     """The rows of queries or keys for rope on neighbours (2i, 2i + 1), permuted for the kernels' rope, which rotates
     halves.
 
-    That is (i, i + rotated / 2) of every head's first ``rotated`` rows. Scores are sums over a head's columns, so the order
-    changes none, as long as queries, keys, their biases and the norms of their heads share it. ``first``: the row where
-    the heads begin.
+    A pair becomes rows (i, i + rotated / 2) of every head's first ``rotated`` rows. Scores are sums over a head's columns,
+    so the order changes none, as long as queries, keys, their biases and the norms of their heads share it. ``first``: the
+    row where the heads begin.
     """
     ranges: list[tuple[int, int]] = []
     for start in range(first, first + heads * head_size, head_size):
