@@ -1,16 +1,17 @@
 """Experts that a checkpoint stores in one tensor for a whole layer, addressed as the tensors of single experts.
 
-Builders ask for ``…mlp.experts.3.gate_proj.weight``. Checkpoints also have, in front of ``.experts.``:
+Builders ask for ``…mlp.experts.3.gate_proj.weight``. Checkpoints may have one of these layouts instead (names after
+``.experts.``):
 
-- ``gate_up_proj`` [experts, 2 ffn, hidden], gate rows before up rows, and ``down_proj`` [experts, hidden, ffn]
-- of gpt-oss ``gate_up_proj`` [experts, hidden, 2 ffn] and ``down_proj`` [experts, ffn, hidden], gate and up columns in
-  turn, and biases ``gate_up_proj_bias`` [experts, 2 ffn] and ``down_proj_bias`` [experts, hidden]; what has biases lies so
-- of Qwen3-VL ``gate_up_proj`` [experts, hidden, 2 ffn], gate columns before up columns, and ``down_proj`` [experts, ffn,
-  hidden], or the first of these: the shapes tell, as they do for transformers
-- of Llama 4 as Qwen3-VL's, always; of Aria, too, as ``fc1.weight`` and ``fc2.weight``
-- gpt-oss' in MXFP4 (formats/mxfp4.py), rows as they are used, gate and up in turn
-
-Granite's makers have the first of these as ``input_linear.weight`` and ``output_linear.weight``, without ``.experts``.
+1. ``gate_up_proj`` [experts, 2 ffn, hidden], gate rows before up rows, and ``down_proj`` [experts, hidden, ffn].
+   Granite calls them ``input_linear.weight`` and ``output_linear.weight``, without ``.experts``.
+2. gpt-oss: ``gate_up_proj`` [experts, hidden, 2 ffn], gate and up columns alternating, and ``down_proj`` [experts, ffn,
+   hidden], with biases ``gate_up_proj_bias`` [experts, 2 ffn] and ``down_proj_bias`` [experts, hidden]. Experts with biases
+   are read in this layout.
+3. Llama 4, and Aria with the names ``fc1.weight`` and ``fc2.weight``: ``gate_up_proj`` [experts, hidden, 2 ffn], gate
+   columns before up columns, and ``down_proj`` [experts, ffn, hidden].
+4. Qwen3-VL: layout 3 or 1, decided by the shapes, as in transformers.
+5. gpt-oss in MXFP4 (formats/mxfp4.py): rows are outputs, gate and up rows alternating.
 """
 
 from __future__ import annotations

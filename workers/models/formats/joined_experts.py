@@ -1,7 +1,7 @@
 """fp8 experts that are stored in one tensor for a whole layer (experts.py), one code for each weight.
 
-Beside ``…experts.gate_up_proj`` [experts, rows, columns] lies ``…experts.gate_up_proj_scale_inv`` (or ``_scale``): for
-each expert what a single matrix's scales would be. A block of scales may hold rows of gate and of up.
+``…experts.gate_up_proj`` [experts, rows, columns] has scales in ``…experts.gate_up_proj_scale_inv`` (or ``_scale``), whose
+first dimension is the expert and the others those of a single matrix's scales. A block may have rows of both gate and up.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def joined_matrix(quantisation: Quantisation, raw: RawTensors, place: Place, sha
 
 
 def _of_one(entry: Entry, expert: int) -> Entry:
-    """The part of a tensor that is one expert's."""
+    """The entry of one expert's part of a tensor."""
     shape = entry.shape[1:]
-    size = TYPES[entry.type].itemsize if entry.type in TYPES else 1  # of no type that is read: it is refused by its name
+    size = TYPES[entry.type].itemsize if entry.type in TYPES else 1  # other types are refused where the tensor is read
     return replace(entry, shape=shape, offset=entry.offset + expert * math.prod(shape) * size)

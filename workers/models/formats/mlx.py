@@ -24,7 +24,7 @@ from outrider.workers.models.formats.raw import POWERS_OF_TWO, RawTensors, nibbl
 from outrider.workers.models.formats.section import Section, names_of_layer
 from outrider.workers.models.headers import quoted
 
-# The key of config.json; newer ones have the same under "quantization_config" as well.
+# The key in config.json; newer files have a copy under "quantization_config".
 KEY = "quantization"
 AFFINE, SIZES = "affine", (2, 3, 4, 5, 6, 8)
 # The kind of floats, by (bits, group), where scales are bytes.

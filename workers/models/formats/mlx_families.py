@@ -35,7 +35,7 @@ FIRST_HEAD = ".embed_q.0.weight"
 DENSE = re.compile(r"(.*\.feed_forward)\.(gate_proj|up_proj|down_proj)\.(\w+)")
 # The names of an expert's matrices in Mixtral and LFM2 (other_names.py).
 OTHER_MATRICES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-# Those of Nemotron's two matrices, by mlx-lm's names.
+# The names of Nemotron's two matrices, by mlx-lm's names.
 OF_TWO = {"fc1": "up_proj", "fc2": "down_proj"}
 WITH_OTHER_MATRICES = ("block_sparse_moe", "feed_forward")
 OF_AN_EXPERT = re.compile(r"(.*)\.experts\.\d+\.(\w+)")

@@ -6,7 +6,7 @@ HEAD = "lm_head.weight"
 # Other names of the LM head: GPT-NeoX's, BioGPT's, ModernBERT's.
 OTHER_HEADS = ("embed_out.weight", "output_projection.weight", "decoder.weight")
 HEADS = (HEAD, *OTHER_HEADS)
-# (part of the name that builders ask for, what stands there in the family's own checkpoints).
+# (part of the name that builders ask for, the same part in the family's own checkpoints).
 OTHERS = (
     (".mlp.gate.moe_statics.", ".mlp.moe_statics."),  # ERNIE 4.5
     (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # K-EXAONE

@@ -27,10 +27,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The settings of all layers, of those that are ``named``, and of others by patterns of their names; None: not
-    quantised.
+    """``named`` has the settings of single layers, ``patterns`` those of layers whose names match, ``usual`` those of all
+    others; None: not quantised.
 
-    ``stated`` is the place in the configuration, for sentences.
+    ``plain`` are names of layers that are not quantised. ``stated`` is the key of the configuration, for sentences.
     """
 
     usual: Layer

@@ -36,7 +36,7 @@ Array = NDArray[Any]
 
 
 class RawTensors:
-    """Named tensors of several files. For several threads at once."""
+    """Named tensors of several files. Several threads may read at once."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = entries
@@ -56,7 +56,7 @@ class RawTensors:
         return self.rows(name, 0, rows_of(self.entries[name]))
 
     def fill(self, file: Path, offset: int, bytes_: NDArray[np.uint8], name: str) -> None:
-        """Bytes of a file into an array. ``name`` is the tensor's, for a sentence."""
+        """Read bytes of a file into an array. ``name`` is the tensor's, for a sentence."""
         if file not in self._open:
             self._open[file] = open_ordinary(file)
         buffer, taken = bytes_.data, 0
@@ -67,7 +67,7 @@ class RawTensors:
             taken += count
 
     def seen_as(self, entries: Mapping[str, Entry]) -> RawTensors:
-        """Other entries of the same open files, which are closed with this object."""
+        """A reader of other entries that shares the open files; these are closed with this object."""
         other = RawTensors(entries)
         other._open = self._open
         return other

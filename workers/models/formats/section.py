@@ -85,9 +85,9 @@ def either(parts: Parts, quantised: str, plain: Sequence[str] = ("weight",)) -> 
 
 
 def refuse_kept_plain(parts: Parts, names: Sequence[str]) -> None:
-    """Refuse a quantised layer that ``modules_to_not_convert`` (or the like) names, by a part of its name between dots.
+    """Refuse a quantised layer that is named in ``modules_to_not_convert`` (or the like) by whole components of its name.
 
-    Tools write "gate" for a mixture's router, and gate_proj is quantised all the same.
+    Tools write "gate" for a mixture's router, which must not match the quantised "gate_proj".
     """
     module = f".{parts.module}."
     if any(name and f".{name.strip('.')}." in module for name in names):

@@ -19,7 +19,7 @@ HARMLESS = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(bias|masked_bias|causal_mask)|attention\.(bias|masked_bias)|"
     r"embed_positions\._float_tensor|decoder\.version|position_ids|mtp[._].+)"
 )
-# Static scales of activations, keys and values, which are not used: here these have a scale for each token, or none.
+# Static scales of activations, keys and values are not used: the kernels compute a scale for each token, or none.
 OF_ACTIVATIONS = re.compile(
     r".*\.(input_scale|input_global_scale|activation_scale|output_scale|input_zero_point|[kqv]_scale|[kqv]_zero_point)"
 )
@@ -62,13 +62,14 @@ def of_shared_keys(name: str, values: Mapping[str, Any]) -> bool:
 
 
 def of_indexers(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether it chooses what a token sees (DeepSeek V3.2's, GLM-5's), where rows are so short that it sees everything."""
+    """Whether the tensor is of an indexer of sparse attention (DeepSeek V3.2, GLM-5), which chooses the tokens that a token
+    attends to. Rows here are so short that it would choose all tokens."""
     return values.get("model_type") in ("deepseek_v32", "glm_moe_dsa") and ".self_attn.indexer." in name
 
 
 def refuse_unexpected(names: Iterable[str], quantised: bool) -> None:
-    """Of the names of tensors that no part of the model asks for. A head among them says what the embedding says
-    (tied_head.py)."""
+    """Refuse a checkpoint with tensors of these names, which no part of the model asks for, unless they are harmless. An LM
+    head is: it is left over only where it equals the embedding (tied_head.py)."""
     unexpected = sorted(
         name
         for name in names

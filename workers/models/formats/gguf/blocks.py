@@ -25,7 +25,7 @@ class Kind:
 
 
 def _fifths(words: Bytes) -> Bytes:
-    """The 32 bits of four bytes, from the lowest on, each shifted to the fifth bit of a code."""
+    """The 32 bits of four bytes, lowest first, each as the fifth bit of a code (0 or 16)."""
     return np.unpackbits(words, axis=-1, bitorder="little") * np.uint8(16)
 
 
@@ -58,7 +58,7 @@ def _six_bits(packed: Bytes) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
 
 
 def _knibbles(packed: Bytes) -> Bytes:
-    """Of 128 bytes 32 at a time: their lower halves are a group of 32, their upper ones the next."""
+    """128 bytes as 256 codes: of every 32 bytes the lower nibbles are 32 codes, and the upper nibbles the next 32."""
     lines = packed.reshape(*packed.shape[:-1], 4, 32)
     return np.stack([lines & 15, lines >> 4], axis=-2).reshape(*packed.shape[:-1], SUPER)
 
@@ -78,7 +78,8 @@ def _q5_k(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
 
 
 def _q6_k(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    # Each half of the super-block: 64 bytes with four lower bits of twice as many values, 32 with two upper bits of four.
+    # Each half of the super-block has 128 codes: 64 bytes with the lower four bits of two codes each, and 32 bytes with the
+    # upper two bits of four codes each.
     halves = (*blocks.shape[:-1], 2)
     low = blocks[..., :128].reshape(*halves, 64)
     high = blocks[..., 128:192].reshape(*halves, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
@@ -125,7 +126,7 @@ TYPES = {
     41: Kind("Q1_0", 128, 18, _named("Q1_0", 2, 128, symmetric=False), few_bits.q1_0),
     42: Kind("Q2_0", 64, 18, _named("Q2_0", 2, 64, symmetric=False), few_bits.q2_0),
 }
-# Those that are not read, by the names that llama.cpp gives them.
+# The types that are not read, by llama.cpp's names.
 UNREAD = {
     9: "Q8_1",
     15: "Q8_K",

@@ -102,7 +102,8 @@ class GgufCheckpoint:
         name, entry = self._find(tensor)
         found, asked = entry.shape, tensor.shape
         if tensor.stored and len(asked) == 1 and len(self._file.tensors[name].shape) > 1:
-            # Norms of heads, one to a row as checkpoints have them; llama.cpp leaves a single row out where it quantises.
+            # Norms of heads, with a row for each head as in checkpoints; llama.cpp drops the dimension of a single row when
+            # it quantises.
             found, asked = self._file.tensors[name].shape, tensor.stored
         if found != asked:
             raise ModelError(f"{entry.file}: the tensor {quoted(name)} has shape {found}, its metadata asks for {asked}")
@@ -148,7 +149,7 @@ class GgufCheckpoint:
             ) from None
 
     def _number(self, tensor: Tensor) -> float:
-        """The scalar from metadata, which has one for all layers or one for each."""
+        """The scalar from metadata, which has one value for all layers or one for each layer."""
         key, layer = self._key(tensor.name), part_of(self._architecture, tensor.name)[0]
         values = self._file.metadata.get(str(key))
         count = self._config["num_hidden_layers"]

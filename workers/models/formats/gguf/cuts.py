@@ -31,7 +31,7 @@ class Cut:
     def pre_tokenizer(self) -> Any:
         """The library's pre-tokenizer: splits text into words, and maps bytes to letters."""
         steps = [step() if callable(step) else pre_tokenizers.Split(Regex(step), "isolated") for step in self.steps]
-        # GPT-2's own cut makes letters of bytes, too; Falcon's cuts these again.
+        # GPT-2's own step maps bytes to letters as well (Falcon's steps split these further).
         if _gpt_2 not in self.steps:
             steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         return pre_tokenizers.Sequence(steps)
@@ -58,7 +58,7 @@ def _runs_of_punctuation() -> Any:
 
 
 def _lines() -> Any:
-    """Line ends begin the piece that follows them."""
+    """Splits before line ends: they begin the piece that follows them."""
     return pre_tokenizers.Split(Regex(r"(?:\r?\n)+(?!\r?\n)"), "merged_with_next")
 
 
@@ -77,7 +77,8 @@ _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
 def _cased(after: str, digits: str, line_ends: str, not_of: str = "") -> str:
-    """Words that begin with capitals, or are of nothing else; ``after`` may follow them, ``not_of`` is of none of them."""
+    """The pattern of words in capitals, lower case, or capitals before lower case. ``after`` is a pattern that ends each
+    word; ``not_of`` excludes letters from words."""
     before, upper, lower = r"[^\r\n\p{L}\p{N}]?", f"[{_UPPER}{not_of}]", f"[{_LOWER}{not_of}]"
     words = f"{before}{upper}*{lower}+{after}|{before}{upper}+{lower}*{after}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[{line_ends}]*" + _SPACES
@@ -90,7 +91,7 @@ _DEEPSEEK_WORDS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}
 _HAN_AND_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _DEEPSEEK_3 = (r"\p{N}{1,3}", _HAN_AND_KANA, _DEEPSEEK_WORDS + r"[\r\n]*" + _SPACES)
 _HAN_AND_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# Of Latin, Greek, Cyrillic and further scripts with two cases.
+# Letters of Latin, Greek, Cyrillic and further scripts with two cases.
 _DEEPSEEK_LETTERS = (
     r"\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377"
     r"\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5"
@@ -108,8 +109,8 @@ _YOUTU_SCRIPTS = (
     r"[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
     r"|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 )
-# Trinity's: digits in threes from the last, then runs of each of some scripts. Its own patterns for digits begin where the
-# last match ended, which not every library knows. By 510 first, so that a long run is not looked through for every three.
+# Trinity: digits in groups of three counted from the last digit, then runs of certain scripts. Its own patterns for digits
+# begin where the last match ended, which not every library supports. Splitting by 510 digits first bounds the lookahead.
 _AFMOE = (
     r"\p{Nd}{1,510}(?=(?:\p{Nd}{510})*(?!\p{Nd}))",
     r"\p{Nd}{1,3}(?=(?:\p{Nd}{3})*(?!\p{Nd}))",
@@ -117,7 +118,7 @@ _AFMOE = (
     r"|[\u0E80-\u0EFF]+|[\u1780-\u17FF]+|[\u1000-\u109F\uAA60-\uAA7F\uA9E0-\uA9FF]+|[\uAC00-\uD7AF\u1100-\u11FF]+)",
     _DEEPSEEK_WORDS + r"[\r\n]*" + _SPACES,
 )
-# K-EXAONE's: words, and phrases of words between which one space is.
+# K-EXAONE: words, and phrases of words with single spaces between them.
 _PHRASES = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -133,7 +134,7 @@ _BY_QWEN_2_COMPOSED = Cut((_QWEN_2,), composed=True)
 _BY_DEEPSEEK_3 = Cut(_DEEPSEEK_3)
 _BY_GPT_4O = Cut((_GPT_4O,), whole_words=True)
 _BY_GLM_4 = Cut((_LLAMA_3,), whole_words=True)
-# Digits in threes from the last, where a word ends behind them.
+# Digits in groups of three counted from the last digit, if a word boundary follows it.
 _BY_COMMAND_A = Cut((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT_4O), composed=True)
 _BY_LING = Cut(
     (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)

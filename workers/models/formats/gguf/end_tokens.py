@@ -18,19 +18,19 @@ _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_respo
 TEXTS = frozenset(LISTED.split())
 # Gemma 4 has this one, and "</s>" as a word of HTML.
 OF_GEMMA_4 = "<|tool_response>"
-# Where a model has one of these pairs, <|end|> ends a part of its answer only.
+# In a model that has one of these pairs, <|end|> ends only a part of the answer.
 OF_PARTS = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"}, {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
 
 
 def end_tokens(values: Mapping[str, Any]) -> list[int]:
-    """By a file's metadata."""
+    """The ids of the end tokens, from a file's metadata."""
     stated = [values.get(f"{TOKENIZER}{kind}_token_id") for kind in ("eos", "eot", "eom")]
     tokens, types = values.get(f"{TOKENIZER}tokens"), values.get(f"{TOKENIZER}token_type")
     found: dict[str, int] = {}
-    # The tokenizer itself refuses lists that are none, or of other lengths.
+    # (gguf_tokenizer refuses values that are no lists, and lists of different lengths.)
     if isinstance(tokens, list) and isinstance(types, list):
         for id_, (token, type_) in enumerate(zip(tokens, types, strict=False)):
-            # Converters write those that transformers does not call special as the user's own; Phi 3's <|end|> was one.
+            # Converters mark tokens that are not special in transformers as user-defined, once also Phi 3's <|end|>.
             if type_ in (CONTROL, USER_DEFINED) and token in TEXTS:
                 found[token] = id_
     if any(pair <= found.keys() for pair in OF_PARTS):

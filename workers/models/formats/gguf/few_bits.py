@@ -32,14 +32,14 @@ def _parts(packed: NDArray[Any], *shifts: int) -> NDArray[Any]:
 
 
 def _lines(packed: Bytes) -> Bytes:
-    """Bits 0 and 1 of 32 bytes, then 2 and 3 of these, and so on: then of the next 32."""
+    """Two-bit codes: bits 0 and 1 of 32 bytes, then bits 2 and 3 of the same bytes, and so on; then of the next 32."""
     lines = packed.reshape(*packed.shape[:-1], -1, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
     found: Bytes = lines.reshape(*packed.shape[:-1], -1) & np.uint8(3)
     return found
 
 
 def _whole(scheme: Scheme, values: NDArray[Any], scales: Floats) -> QuantisedRows:
-    """``values``: whole numbers, of which each group has a scale."""
+    """Rows from signed integers ``values`` and a scale for each group: code = value + 2^(bits - 1)."""
     codes = (values.astype(np.int16) + (1 << (scheme.bits - 1))).astype(np.uint8)
     return plain(scheme, scales.reshape(len(scales), -1), codes)
 
@@ -59,7 +59,8 @@ def q2_0(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
 
 
 def tq1_0(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    """Five digits of base three in a byte, the highest first, as a fraction of 256; four in the last bytes."""
+    """A byte b holds five digits of base 3 (four in the last bytes), highest first, as the fraction b / 256: digit i is
+    floor(3 (b 3^i mod 256) / 256)."""
     digits = []
     for start, stop, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
         powers = np.array([3**digit for digit in range(count)], np.uint8)[:, None]
@@ -79,13 +80,13 @@ def q2_k(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
 
 
 def q3_k(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    # Bit g of byte i is the upper bit of value i of 32 neighbours, of the group g of these.
+    # Bit g of byte i is the upper bit of code i of the g-th 32 codes.
     upper = blocks[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
     codes = _lines(blocks[..., 32:96]) | upper.reshape(*blocks.shape[:-1], SUPER) << np.uint8(2)
     low = np.concatenate([blocks[..., 96:104] & 15, blocks[..., 96:104] >> 4], axis=-1)
     high = (blocks[..., None, 104:108] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(low.shape)
     factors = in_rows(low | high << 4).astype(np.int16) - 32
-    # Less 4 there, less 32 here.
+    # The zero point is 4 in the file and 32 here (six bits), so codes are raised by 28.
     return two_levels(scheme, in_rows(codes + np.uint8(28)), (half(blocks, 108), factors), None)
 
 
@@ -102,7 +103,7 @@ def iq4_xs(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
 
 
 def _of_grid(name: str, rows: NDArray[Any]) -> NDArray[np.int8]:
-    """A row for each number, one behind the other: [..., values]."""
+    """The grid's row of each number, concatenated: [..., values]."""
     found: NDArray[np.int8] = grid(name)[rows].reshape(*rows.shape[:-1], -1)
     return found
 
@@ -156,7 +157,7 @@ def iq3_s(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
 
 
 def iq1_s(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    """Eighths: a grid's -1, 0 or 1, and an eighth more or less."""
+    """A weight is scale * (grid value + d), with a grid value of -1, 0 or 1 and d = 1/8 or -1/8; values are in eighths."""
     words = _words(blocks, 34, 50, np.uint16)
     rows = blocks[..., 2:34] | (_parts(words, 0, 3, 6, 9) & 7) << 8
     more = np.where(words >> 15, -1, 1)
@@ -166,7 +167,7 @@ def iq1_s(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
 
 
 def iq1_m(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    """As IQ1_S. The scale's bits lie in four parts."""
+    """As IQ1_S. The 16 bits of the fp16 scale are in the upper four bits of four words."""
     words = _words(blocks, 48, 56, np.uint16)
     bits = np.bitwise_or.reduce((words & 0xF000) >> np.array([12, 8, 4, 0], np.uint16), axis=-1)
     scales = bits.astype(np.uint16)[..., None].view(np.float16).astype(np.float32)

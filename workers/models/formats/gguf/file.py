@@ -1,4 +1,4 @@
-"""Reads and checks a GGUF file's metadata and the places of its tensors, without reading a weight.
+"""Reads and checks a GGUF file's metadata and the types, shapes and offsets of its tensors, without reading a weight.
 
 The file is not trusted: every count and length is compared with the bytes that are left before it is used. (Python's
 integers do not overflow.)
@@ -54,7 +54,7 @@ class GgufQuantisation:
     name: str = "gguf"
 
     def matrix(self, raw: object, module: str, shape: tuple[int, int]) -> None:
-        """GGUF has checkpoints of its own (checkpoint.py), which know their matrices."""
+        """None: ``GgufCheckpoint`` (checkpoint.py) reads the matrices itself."""
 
 
 def gguf_quantisation(file: GgufFile) -> GgufQuantisation | None:
@@ -167,7 +167,7 @@ def _placed(reader: _Reader, described: list[Described], start: int, alignment: 
 
 
 class _Reader:
-    """The beginning of a file, read as far as is asked for."""
+    """Reads a file from its beginning, in growing pieces as far as is needed."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path

@@ -81,7 +81,7 @@ TABLES: dict[str, tuple[int, tuple[int, ...], str]] = {
 
 @cache
 def grid(name: str) -> NDArray[np.int8]:
-    """[rows, columns]."""
+    """The grid of a type: integers [rows, columns]."""
     columns, values, text = TABLES[name]
     rows = np.cumsum(np.frombuffer(zlib.decompress(base64.b64decode(text)), "<u2"), dtype=np.int64)
     places = rows[:, None] // len(values) ** np.arange(columns) % len(values)

@@ -25,8 +25,8 @@ WHOLE, KEYS, VALUES = ("attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight")
 class KeysAndValues:
     """The matrix has for each head ``key`` rows, then ``value`` rows, of ``rank`` columns.
 
-    In the file keys are transposed, [heads, rank, key]; values are [heads, value, rank]. Blocks of quantised keys then go
-    across the matrix's rows, so keys are dequantised.
+    In the file keys are transposed, [heads, rank, key]; values are [heads, value, rank]. So a block of quantised keys has
+    weights of several rows of the matrix, and keys are dequantised.
     """
 
     raw: RawTensors
@@ -62,7 +62,7 @@ class KeysAndValues:
         return "F32" if types or BY_NAME[first].scheme is not None else first
 
     def matrix(self, tensor: Tensor) -> GgufMatrix | None:
-        """The codes, if values alone are asked for."""
+        """The quantised matrix, if all rows of the tensor are values and these are quantised; else None."""
         if self._has_keys(tensor) or BY_NAME[self.raw.entries[self.values].type].scheme is None:
             return None
         row = np.arange(tensor.shape[0])

@@ -9,14 +9,14 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.formats.gguf.file import GgufFile
 from outrider.workers.models.headers import quoted
 
-# These would change what is computed; without a value, or with the usual one, they do not.
+# Keys that would change logits with any other value than this one; they may be missing.
 USUAL: dict[str, Any] = {
     "expert_count": 0,
     "expert_used_count": 0,
     "attention.causal": True,
     "attention.sliding_window": 0,
     "use_parallel_residual": False,
-    # Of the first converters: the order of rows that all files of Llama have.
+    # Written by the first converters: the order of rows that all files of Llama have.
     "tensor_data_layout": "Meta AI original pth",
 }
 
@@ -45,7 +45,7 @@ class Metadata:
         return value
 
     def several(self, key: str, kind: type, length: int) -> list[Any]:
-        """So many values of a kind."""
+        """A list of ``length`` values of type ``kind``."""
         values = self.get(key, list)
         if len(values) != length or not all(type(value) is kind for value in values):
             self.refuse(f"has {quoted(f'{self.architecture}.{key}')}: {quoted(values)}, where {length} values are needed")

@@ -26,8 +26,9 @@ GATE_OR_UP = re.compile(r"ffn_(?:gate|up)_exps(?=\.weight)")
 OF_HEADS = re.compile(r"blk\.\d+\.attn_[kv]_b\.weight")
 # Gemma 3n: a matrix for each stream but the first.
 OF_STREAMS = re.compile(r"altup_(?:unembd_)?proj\.weight")
-# A vector here, and a matrix of one row to families; then the other way round, and matrices of one column, or of a row for
-# each group, that are vectors; and taps that families have in three dimensions, of queries, keys and values in four here.
+# Tensors whose dimensions differ between files and families (``_family_shape``): SHARED_GATE is a vector in files and a
+# matrix of one row in families; CORRECTIONS the reverse; COLUMNS are matrices of one column, OF_GROUPS of one row for each
+# group, both vectors in families; TAPS have two dimensions in files, TAPS_OF_PARTS four, and three in families.
 SHARED_GATE = "ffn_gate_inp_shexp.weight"
 CORRECTIONS = "exp_probs_b.bias"
 COLUMNS = (".ssm_a", ".ssm_d")
@@ -71,7 +72,8 @@ def stored_name(architecture: Architecture, name: str) -> str:
 
 
 def seen_otherwise(tensors: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Entries for each expert by itself ("… of expert 3"), and with the families' number of dimensions."""
+    """Entries for the parts of tensors that hold several matrices ("… of expert 3"), and entries with the dimensions that
+    families have."""
     found = {}
     for name, entry in tensors.items():
         if TOGETHER.fullmatch(name) and len(entry.shape) > 1:
@@ -112,7 +114,7 @@ def _gates_and_ups(before: str, entry: Entry) -> dict[str, Entry]:
 
 
 def holder(name: str, tensors: Collection[str]) -> str:
-    """The file's tensor that holds the entry of this name."""
+    """The name of the file's tensor that contains the entry of this name."""
     name = name.partition(" ")[0]
     joined = (QKV.sub(r"attn_qkv\1", name), GATE_OR_UP.sub("ffn_gate_up_exps", name))
     return next((each for each in joined if name not in tensors and each in tensors), name)
@@ -135,7 +137,7 @@ def _family_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def apart(architecture: Architecture, config: Values, tensors: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Entries for queries, keys and values by themselves, where the file has one tensor and the family three."""
+    """Separate entries for queries, keys and values, where the file has one tensor for them and the family three."""
     if "attn_q" not in architecture.parts.values() or "head_dim" not in config:
         return {}
     size, heads, kv_heads = (config[key] for key in ("head_dim", "num_attention_heads", "num_key_value_heads"))

@@ -18,7 +18,7 @@ def half(blocks: Bytes, at: int) -> Floats:
 
 
 def nibbles(packed: Bytes) -> Bytes:
-    """The lower halves of all bytes, then the upper ones."""
+    """The lower nibbles of all bytes, then the upper ones."""
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
 
 

@@ -25,18 +25,18 @@ NOT_DONE = (
     "normalizer.lowercase",
     "normalizer.strip_accents",
 )
-# Where a file with sentencepiece's tokens does not name these, they are llama.cpp's.
+# llama.cpp's default ids, for files with sentencepiece's tokens that do not state them.
 DEFAULT_IDS = {"bos": 1, "eos": 2}
-# A pre-tokenizer that is not byte-level, whatever the file's kind of tokenizer.
+# The name of a pre-tokenizer that is not byte-level, although the file's "tokenizer.ggml.model" is "gpt2".
 SARVAM = "sarvam-moe"
 JOINED = {"gemma4": "gemma4", SARVAM: SARVAM}
-# Of Phi 3's special tokens, all but these take the spaces and line ends behind them with them.
+# Phi 3's special tokens also match the white space after them, except for these.
 PHI_3 = ("phi3", "phimoe")
 PHI_3_KEEPING_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def gguf_tokenizer(path: Path) -> Any:
-    """One of transformers' tokenizers; a ModelError where the file's is of a kind that is not known here."""
+    """A tokenizer of transformers; a ModelError where the file has a kind of tokenizer that is not supported."""
     return _Parts(path).tokenizer()
 
 
@@ -102,7 +102,7 @@ class _Parts:
         return {"default": template, **named} if named and template is not None else template
 
     def _stated(self, key: str, default: bool) -> bool:
-        """Whether every text gets this token; then the file must name it."""
+        """Whether every text gets the token of ``key``; if the file says so, it must name the token."""
         role = key.split("_")[1]
         stated = self.values.get(TOKENIZER + key)
         if stated and self._named(role) is None:
@@ -157,7 +157,7 @@ class _Parts:
         return found
 
     def _joined_pieces(self) -> Fast:
-        """Gemma 4's and Sarvam's: BPE with listed merges over pieces with spaces as letters."""
+        """Gemma 4 and Sarvam: BPE with listed merges over text in which "▁" stands for a space."""
         model = models.BPE(
             self._vocabulary(), self._stated_merges(), unk_token=self._named("unknown"), fuse_unk=True, byte_fallback=True
         )
@@ -193,7 +193,7 @@ class _Parts:
         special, users = [], []
         for token, type_ in zip(self.tokens, self.types, strict=True):
             listed = type_ in (CONTROL, UNKNOWN, USER_DEFINED)
-            # Among Phi 3's is "</s>", which its files list as an ordinary token.
+            # Phi 3's files list its special token "</s>" as an ordinary one.
             stripping = phi_3 and (listed or token == "</s>") and token not in PHI_3_KEEPING_SPACES
             if type_ in (CONTROL, UNKNOWN):
                 special.append(AddedToken(token, special=True, rstrip=stripping))
@@ -214,7 +214,8 @@ class _Parts:
 
 
 def _merges(vocabulary: dict[str, int], scores: dict[str, float]) -> list[tuple[str, str]]:
-    """The merges of sentencepiece, which joins the neighbours whose union has the best score: unions by falling score."""
+    """Merges equivalent to sentencepiece, which joins the neighbours whose union has the best score: every split of every
+    token into two tokens, by falling score of the token."""
     found: list[tuple[float, int, int, str, str]] = []
     for whole, score in scores.items():
         for cut in range(1, len(whole)):

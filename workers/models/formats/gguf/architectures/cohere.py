@@ -1,4 +1,4 @@
-"""Command R and R7B: layer norms without biases, attention and the gated layer side by side, logits that are multiplied."""
+"""Command R and R7B: layer norms without biases, attention and the gated feed-forward layer in parallel, scaled logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _style(metadata: Metadata) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": biased(metadata),
         "layer_norm_eps": metadata.get("attention.layer_norm_epsilon", float),
-        # Here 0 is none, as in llama.cpp.
+        # 0 stands for no factor, as in llama.cpp.
         "logit_scale": metadata.get("logit_scale", float, 0.0) or 1.0,
         "rope_parameters": rope(metadata),
     }

@@ -1,4 +1,4 @@
-"""Command A's mixtures: Cohere 2 with experts behind some layers. To llama.cpp, too, dense layers in front have rope."""
+"""Command A's mixtures: Cohere 2 with experts in some layers. The dense layers before them have rope, in llama.cpp too."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _cohere2_moe(metadata: Metadata) -> dict[str, Any]:
         "sliding_window": metadata.get(WINDOW, int),
         "layer_types": layer_types(metadata, 4),
         "rope_parameters": rope(metadata),
-        # Here 0 is none, as in llama.cpp.
+        # 0 stands for no factor, as in llama.cpp.
         "logit_scale": metadata.get("logit_scale", float, 0.0) or 1.0,
         "hidden_act": "silu",
         **_epsilon(metadata),
@@ -62,7 +62,7 @@ def _cohere2_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _epsilon(metadata: Metadata) -> dict[str, Any]:
-    """With an epsilon of RMS norms they are these, else layer norms."""
+    """The epsilon of the norms: they are RMS norms if the file states an epsilon of these, else layer norms."""
     if metadata.has("attention.layer_norm_rms_epsilon"):
         return {"rms_norm_eps": metadata.get("attention.layer_norm_rms_epsilon", float)}
     return {"layer_norm_eps": metadata.get("attention.layer_norm_epsilon", float)}

@@ -1,5 +1,5 @@
-"""Mixtures whose experts are chosen by more than their scores: GLM-4.5, dots.llm1, K-EXAONE, MiniMax-M2,
-Trinity, ERNIE, Hy 3, Sarvam-30B and Ling 2.
+"""Mixtures of experts whose routers add corrections (a bias for the choice only) to the scores: GLM-4.5, dots.llm1,
+K-EXAONE, MiniMax-M2, Trinity, ERNIE, Hy 3, Sarvam-30B and Ling 2.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ AFMOE_PARTS = PARTS | {
     "mlp.router.gate": "ffn_gate_inp",
     "mlp.expert_bias": "exp_probs_b.bias",
 }
-# Without an ending.
+# (This name has no ".bias".)
 HY_V3_PARTS = PARTS | {"mlp.e_score_correction_bias": "exp_probs_b"}
 ERNIE_PARTS = PARTS | {"mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias"}
-# llama.cpp knows no other of Trinity: every fourth layer sees all tokens.
+# Every fourth layer of Trinity has no window. GGUF has no key for it; llama.cpp has the same constant.
 EVERY = 4
 
 
 def _deepseek(metadata: Metadata, *, partial: bool = False) -> dict[str, Any]:
-    """What the families say that have DeepSeek V3's router."""
+    """The configuration of families with DeepSeek V3's router."""
     count, used = experts(metadata)
     check_scores(metadata, SIGMOID)
     return llama_style(metadata, partial=partial) | {
@@ -70,7 +70,8 @@ def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _bailing_moe_2(metadata: Metadata) -> dict[str, Any]:
-    """Sarvam-30B, and Ling 2, whose rope turns a part of each head. The shared width is one expert's, or that of all."""
+    """Sarvam-30B, and Ling 2, whose rope rotates a part of each head. The key SHARED_WIDTH has the width of one shared
+    expert, or of all together."""
     config = _deepseek(metadata, partial=True)
     width, shared = config["moe_intermediate_size"], config["n_shared_experts"]
     if metadata.get(SHARED_WIDTH, int, width) not in (width, shared * width):
@@ -84,7 +85,7 @@ def _dots1(metadata: Metadata) -> dict[str, Any]:
 
 
 def _exaone_moe(metadata: Metadata) -> dict[str, Any]:
-    """Where some layers have a window, the others have no rope, to llama.cpp as well."""
+    """Layers without a window have no rope if others have a window, in llama.cpp too."""
     same_base(metadata)
     config = _deepseek(metadata)
     count, width, bias = (config.pop(key) for key in ("n_routed_experts", "moe_intermediate_size", "attention_bias"))
@@ -114,7 +115,8 @@ def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
 
 
 def _hy_v3(metadata: Metadata) -> dict[str, Any]:
-    """No key says which layers have experts, nor how many are shared: one layer of their width together."""
+    """GGUF has no key for the layers with experts, nor for the number of shared experts, which are stored as one
+    feed-forward layer of width SHARED_WIDTH."""
     count, used = experts(metadata)
     check_scores(metadata, SIGMOID)
     if not metadata.get("expert_weights_norm", bool, True):
@@ -164,7 +166,7 @@ def _ernie4_5_moe(metadata: Metadata) -> dict[str, Any]:
     count, used = experts(metadata)
     check_scores(metadata, SOFTMAX)
     config = llama_style(metadata)
-    # No key says where the last layer with experts is.
+    # GGUF has no key for the last layer with experts.
     layers = range(config["num_hidden_layers"])
     last = max((layer for layer in layers if metadata.has_tensor(f"blk.{layer}.ffn_gate_inp.weight")), default=0)
     return config | {

@@ -1,7 +1,8 @@
 """Qwen3-Next and Qwen3.5: gated delta nets in most layers.
 
-llama.cpp's converter stores 1 + w for norms, -exp(A_log) for A_log, and permutes Qwen3.5's value heads: with n value heads
-for each key head, checkpoints have the n of the first key head first; files have the first one of every key head first.
+llama.cpp's converter stores 1 + w for norms and -exp(A_log) for A_log, and permutes Qwen3.5's value heads: with n value
+heads for each key head, head n k + i of the checkpoint (the i-th of key head k) is head i K + k of the file, where K is the
+number of key heads.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SPARSE = ROUTER | {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-# What has a row for each column of a head of values, or for each of these heads.
+# Modules with a row for each column of a value head, and those with a row for each value head.
 BY_COLUMN = ("linear_attn.in_proj_z",)
 BY_HEAD = ("linear_attn.in_proj_a", "linear_attn.in_proj_b", "linear_attn.A_log", "linear_attn.dt_bias")
 # Modules in which the rows of value heads come after those of queries and keys.
@@ -143,7 +144,7 @@ def _columns(config: Values, part: str, columns: int) -> NDArray[np.int64] | Non
 
 
 def a_log(values: Floats) -> Floats:
-    """Of its exponential, negated."""
+    """A_log from -exp(A_log): log(-values)."""
     if not (np.isfinite(values) & (values < 0.0)).all():
         raise ValueError("not all are below 0")
     found: Floats = arithmetic.log(-values.astype(np.float64)).astype(np.float32)

@@ -32,7 +32,7 @@ def _exaone(metadata: Metadata) -> dict[str, Any]:
 
 
 def _exaone4(metadata: Metadata) -> dict[str, Any]:
-    """Where some layers have a window, those alone have rope."""
+    """If some layers have a window, only those have rope."""
     same_base(metadata)
     config = llama_style(metadata) | {"model_type": "exaone4", "hidden_act": "silu", "sliding_window": None}
     if not (window := metadata.get(WINDOW, int, 0)):

@@ -7,9 +7,9 @@ from typing import Any
 from outrider.workers.models.formats.gguf.architectures.architecture import GATED, KNOWN
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
-# llama.cpp's numbers of the functions of a router's scores.
+# llama.cpp's numbers of the functions that turn a router's logits into scores.
 SOFTMAX, SIGMOID = 1, 2
-# Without the keys of windows, which architectures that may have one add.
+# The keys of windows are not among them: architectures that may have windows add these.
 KNOWN_OF_EXPERTS = KNOWN | {
     "expert_count",
     "expert_used_count",

@@ -1,4 +1,4 @@
-"""Gemma 4: two sizes of heads, an embedding for each layer, late layers that read earlier ones' keys and values."""
+"""Gemma 4: heads of two sizes, an embedding for each layer, late layers that use the keys and values of earlier ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KNOWN_OF_GEMMA4 = (
     | {KEYS[SLIDING], VALUES[SLIDING], TURNED[SLIDING], SHARED, BY_LAYER, IMAGES, "final_logit_softcapping", *EXPERTS}
 )
 TABLE = "per_layer_token_embd.weight"
-# Frequencies of the columns that rope does not rotate are divided by so much in files.
+# Files divide the frequencies of the columns that rope does not rotate by this.
 NEVER = 1e30
 PARTS = AROUND | {
     "router.proj": "ffn_gate_inp",
@@ -128,7 +128,7 @@ def _heads(metadata: Metadata, types: list[str]) -> dict[str, Any]:
 
 
 def _ropes(metadata: Metadata) -> dict[str, Any]:
-    """Full-attention layers rotate a part of each head, which the file expresses by divisors of frequencies."""
+    """Full-attention layers rotate a part of each head: in the file the divisors of the other frequencies are NEVER."""
     if metadata.has("rope.scaling.type") or metadata.has("rope.scaling.factor"):
         metadata.refuse("has a scaling of rope, which the native engine does not know of this architecture")
     share = 1.0

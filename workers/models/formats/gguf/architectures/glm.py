@@ -1,4 +1,4 @@
-"""GLM-4 and ERNIE 4.5: rope turns neighbouring columns, in files as in checkpoints."""
+"""GLM-4 and ERNIE 4.5: rope rotates neighbouring columns, in files as in checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-2, GPT-NeoX and Falcon: queries, keys and values in one tensor, which llama.cpp's converter puts in another order."""
+"""GPT-2, GPT-NeoX and Falcon: queries, keys and values in one tensor, whose rows llama.cpp's converter permutes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ FALCON = {
     "ln_attn": "attn_norm_2",
 }
 FALCON_WHOLE = {"transformer.word_embeddings": "token_embd", "transformer.ln_f": "output_norm", "lm_head": "output"}
-# What llama.cpp's converter calls the order in which Falcon's queries, keys and values lie.
+# The name of the order of Falcon's queries, keys and values in llama.cpp's converter.
 LAYOUT = "jploski"
-# GPT-NeoX-20B has another activation than Pythia and whatever else was made by its code; GGUF has no key for it.
+# GPT-NeoX-20B has another activation than Pythia and other models of the family; GGUF has no key for it.
 LAYERS_OF_20B = 44
 
 

@@ -1,4 +1,4 @@
-"""Granite and MiniCPM: Llama's layers, with multipliers; and one with windows and sinks, which may have experts."""
+"""Granite and MiniCPM: Llama's layers with multipliers; and Granite with windows and attention sinks, maybe experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.workers.models.formats.gguf.architectures.sizes import (
 from outrider.workers.models.formats.gguf.architectures.windows import PATTERN, WINDOW, layer_types, same_base
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
-# As the file names them, and as config.json does.
+# GGUF's key -> the key of config.json.
 MULTIPLIERS = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -33,7 +33,7 @@ def multipliers(metadata: Metadata) -> dict[str, Any]:
 
 
 def granite_style(metadata: Metadata) -> dict[str, Any]:
-    # In these architectures the key says whether there is rope at all.
+    # In these architectures the key is false where there is no rope at all.
     if not metadata.get("rope.scaling.finetuned", bool, True):
         metadata.refuse_value("rope.scaling.finetuned")
     return llama_style(metadata) | multipliers(metadata) | {"hidden_act": "silu", "attention_bias": biased(metadata)}
@@ -44,7 +44,8 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
 
 
 def _minicpm(metadata: Metadata) -> dict[str, Any]:
-    """MiniCPM 1, 2 and 4 compute as Granite does. Old files without multipliers are refused: llama.cpp's are other ones."""
+    """MiniCPM 1, 2 and 4 compute as Granite does. Old files without the multipliers are refused: llama.cpp has its own
+    defaults for them."""
     for key in MULTIPLIERS:
         metadata.get(key, float)
     if metadata.get("expert_count", int, 0):
@@ -52,19 +53,19 @@ def _minicpm(metadata: Metadata) -> dict[str, Any]:
     return _granite(metadata)
 
 
-# What stands beside the experts has its gate and up in one tensor.
+# The shared expert has its gate and up in one tensor.
 SWA_PARTS = LLAMA_PARTS | {
     "self_attn.sinks": "attn_sinks.weight",
     "block_sparse_moe.router": "ffn_gate_inp",
     "shared_mlp.input_linear": "ffn_up_shexp",
     "shared_mlp.output_linear": "ffn_down_shexp",
 }
-# Of each layer whether it has rope.
+# For each layer whether it has rope.
 ROPE_PATTERN = "attention.rope_pattern"
 
 
 def _granite_swa(metadata: Metadata) -> dict[str, Any]:
-    """The file has one base of rope for all layers that have any."""
+    """The file has one base of rope for all layers with rope."""
     same_base(metadata)
     config = granite_style(metadata)
     turned = metadata.several(ROPE_PATTERN, bool, config["num_hidden_layers"])
@@ -82,7 +83,7 @@ def _granite_swa(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-# Files of Granite 4 without recurrent layers tell of these all the same.
+# Files of Granite 4 without recurrent layers have the keys of such layers all the same.
 RECURRENT_NAMES = "ssm.conv_kernel ssm.state_size ssm.group_count ssm.inner_size ssm.time_step_rank"
 RECURRENT = frozenset(RECURRENT_NAMES.split())
 KNOWN_OF_DENSE = KNOWN_OF_GRANITE | RECURRENT | {"expert_shared_feed_forward_length"}

@@ -1,4 +1,4 @@
-"""Kimi Linear: delta nets whose states decay row by row in layers without heads of keys, latent attention in the others."""
+"""Kimi Linear: delta nets with a decay for each row of the state in layers without KV heads, latent attention in others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latent attention: DeepSeek V2 and V3, those built alike (Moonlight, Kimi, GLM-4.7-Flash, Youtu), and MiniCPM 3."""
+"""Latent attention: DeepSeek V2 and V3, models like them (Moonlight, Kimi, GLM-4.7-Flash, Youtu), and MiniCPM 3."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ PARTS = (
         "self_attn.q_b_proj": "attn_q_b",
         "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
         "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-        # Whole, or in two parts (key_value_heads.py).
+        # One tensor, or two (keys_and_values.py).
         "self_attn.kv_b_proj": "attn_kv_b",
         "self_attn.o_proj": "attn_output",
     }
 )
-# Files from before llama.cpp knew groups do not state them. (groups, those that are kept) by the number of experts.
+# (groups, groups that are chosen from) by the number of experts, for files that older converters wrote without them.
 GROUPS_OF_SOFTMAX = {160: (8, 3)}  # V2
 GROUPS_OF_SIGMOID = {
     64: (1, 1),  # Moonlight, GLM-4.7-Flash
     256: (8, 4),  # V3, R1
     384: (1, 1),  # Kimi K2
 }
-# GLM-4.7-Flash, whose files say nothing of what is made of scores: layers and tokens, as llama.cpp tells it.
+# The layers and vocabulary of GLM-4.7-Flash, whose files lack the key SCORES. llama.cpp recognises it by these, too.
 FLASH_LAYERS, FLASH_TOKENS = (47, 48), 154880
 
 
@@ -116,20 +116,23 @@ def _attention(metadata: Metadata) -> dict[str, Any]:
 
 
 def _minicpm3(metadata: Metadata) -> dict[str, Any]:
-    """What GGUF has no keys for, multipliers of embeddings, layers and logits, is as llama.cpp knows it, and the family."""
+    """GGUF has no keys for the multipliers of embeddings, layers and logits: they are constants in llama.cpp, and defaults
+    of the family."""
     if metadata.has(KEY_SIZE) or metadata.has(VALUE_SIZE):
         metadata.refuse_value(KEY_SIZE if metadata.has(KEY_SIZE) else VALUE_SIZE)
     config = _attention(metadata)
     if metadata.has_tensor(LONG):
         original = metadata.get("rope.scaling.original_context_length", int, config["max_position_embeddings"])
         scaling = long_rope(metadata) | {"original_max_position_embeddings": original}
-        # Nothing follows for sines and cosines from lengths that are the same, and no others are run.
+        # None: the factor of sines and cosines follows from the two lengths. It is 1, since the family refuses a context
+        # beyond the original length.
         config["rope_parameters"] = scaling | {"attention_factor": None}
     return config | {"model_type": "minicpm3"}
 
 
 def _factor_of_scores(metadata: Metadata) -> dict[str, Any]:
-    """yarn's mscale, of which the file has a tenth, in float32; the factor of sines and cosines is 1."""
+    """yarn's mscale from the file, which has mscale / 10 in float32. The factor of sines and cosines is 1 (mscale equals
+    mscale_all_dim)."""
     if not metadata.has(LOG_FACTOR):
         return {}
     if metadata.get("rope.scaling.type", str, "") != "yarn":

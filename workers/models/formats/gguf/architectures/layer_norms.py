@@ -1,4 +1,4 @@
-"""Llama's names with layer norms: StarCoder 2, StableLM, Nemotron and Jais 2."""
+"""Architectures with Llama's names and layer norms: StarCoder 2, StableLM, Nemotron and Jais 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.workers.models.formats.gguf.metadata import Metadata
 
 STARCODER2 = ATTENTION | NORMS_BEFORE | {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
 NEMOTRON = ATTENTION | NORMS_BEFORE | {"mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
-# Norms of each head lie together (names.py).
+# The norms of all heads are in one tensor (names.py).
 STABLELM = LLAMA_PARTS | {"self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm"}
 NEMOTRON_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight")
 
@@ -42,7 +42,7 @@ def _starcoder2(metadata: Metadata) -> dict[str, Any]:
 
 
 def _stablelm(metadata: Metadata) -> dict[str, Any]:
-    """Whether the layer behind the attention has a norm of its own tells whether it reads what attention made."""
+    """Attention and feed-forward are parallel if the feed-forward layer has no norm of its own."""
     return _style(metadata) | {
         "model_type": "stablelm",
         "hidden_act": "silu",

@@ -1,4 +1,4 @@
-"""Parts of a file that do not affect the next token of a text: multi-token prediction layers, rope's further directions."""
+"""Parts of a file that do not affect the next token: multi-token prediction layers, and the sections of multimodal rope."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def further_layers(metadata: Metadata) -> range:
 
 
 def layers(metadata: Metadata) -> int:
-    """The number of layers without these."""
+    """The number of layers without the multi-token prediction layers."""
     return further_layers(metadata).start
 
 

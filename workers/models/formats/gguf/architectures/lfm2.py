@@ -1,4 +1,4 @@
-"""LFM2 and its mixture: short convolutions in most layers, attention in those that have heads of keys."""
+"""LFM2 and its mixture of experts: attention in layers with KV heads, short convolutions in the others (most)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen's dense models, and others that differ from them in little: SmolLM 3, Arcee, Seed-OSS, Hunyuan."""
+"""Llama, Mistral, Qwen's dense models, and others with small differences: SmolLM 3, Arcee, Seed-OSS, Hunyuan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _llama(metadata: Metadata) -> dict[str, Any]:
 
 
 def _mistral3(metadata: Metadata) -> dict[str, Any]:
-    """Mistral Small 3 is Llama's kin; Ministral 3 scales queries by their positions, too."""
+    """Mistral Small 3, which is read as Llama, and Ministral 3, which also scales queries by their positions."""
     if not (beta := metadata.get(TEMPERATURE, float, 0.0)):
         if metadata.has(LOG_FACTOR):
             metadata.refuse_value(LOG_FACTOR)
@@ -52,7 +52,7 @@ def _qwen3(metadata: Metadata) -> dict[str, Any]:
 
 
 def _smollm3(metadata: Metadata) -> dict[str, Any]:
-    """Each fourth layer has no rope: GGUF has no key for it, and llama.cpp knows no other."""
+    """Every fourth layer has no rope. GGUF has no key for it; llama.cpp has the same constant."""
     return llama_style(metadata) | {
         "model_type": "smollm3",
         "hidden_act": "silu",
@@ -81,7 +81,7 @@ def _seed_oss(metadata: Metadata) -> dict[str, Any]:
 
 
 def _hunyuan(metadata: Metadata) -> dict[str, Any]:
-    """Files state the base of rope as it is stretched."""
+    """Files state the base of rope after scaling."""
     return llama_style(metadata) | {
         "model_type": "hunyuan_v1_dense",
         "hidden_act": "silu",
@@ -102,6 +102,6 @@ ARCHITECTURES = {
     "arcee": Architecture(_arcee, parts=ARCEE_PARTS, order=interleaved),
     "seed_oss": Architecture(_seed_oss, parts=SEED_OSS_PARTS),
     "hunyuan-dense": Architecture(_hunyuan, parts=HUNYUAN_PARTS),
-    # Norms of heads behind rope, as Hunyuan's, which turns neighbouring columns.
+    # Norms of heads after rope, as in Hunyuan; rope rotates neighbouring columns.
     "maincoder": Architecture(_hunyuan, parts=HUNYUAN_PARTS, order=interleaved_with_norms),
 }

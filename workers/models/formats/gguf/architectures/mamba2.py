@@ -1,8 +1,8 @@
-"""Granite 4 H, Falcon H1 and Nemotron H: Mamba 2 in most layers, or beside the attention of each.
+"""Granite 4 H, Falcon H1 and Nemotron H: Mamba 2 in most layers, or in parallel to the attention of each layer.
 
-llama.cpp's converter has -exp(A_log) for A_log, norms of groups as a matrix of a row each, and what Falcon H1 multiplies by
-multiplied into its matrices. Arrays with a number for each layer say what a layer is: of heads of keys, and of the width of
-Nemotron's two matrices, or of its experts.
+llama.cpp's converter stores -exp(A_log) for A_log, norms of groups as a matrix with a row for each group, and Falcon H1's
+matrices multiplied by its multipliers. The kind of a layer follows from arrays with a number for each layer: KV_HEADS, and
+for Nemotron WIDTHS, the width of its feed-forward layer or of its experts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FALCON = (
     NESTED
     | ATTENTION
     | {name.replace("mlp.", "feed_forward."): stored for name, stored in GATED.items()}
-    # The converter forgets the ending of the second.
+    # (The converter omits the ".weight" of the second.)
     | {"input_layernorm": "attn_norm", "pre_ff_layernorm.weight": "ffn_norm"}
 )
 NEMOTRON = (
@@ -78,7 +78,7 @@ WHOLE_OF_NEMOTRON = {"backbone.embeddings": "token_embd", "backbone.norm_f": "ou
 
 
 def _mamba(metadata: Metadata, layer: int) -> dict[str, Any]:
-    """``layer``: one that has it."""
+    """The sizes of Mamba 2; ``layer`` is one that has it."""
     heads, inner = metadata.get("ssm.time_step_rank", int), metadata.get("ssm.inner_size", int)
     if heads < 1 or inner % heads:
         metadata.refuse(f"has {heads} heads of Mamba 2 for {inner} columns")
@@ -93,7 +93,7 @@ def _mamba(metadata: Metadata, layer: int) -> dict[str, Any]:
 
 
 def _kv_heads(metadata: Metadata, counts: list[int]) -> int:
-    """The same in all layers that have any."""
+    """The number of KV heads, which must be equal in all layers that have any."""
     different = set(counts) - {0}
     if len(different) != 1:
         metadata.refuse_value(KV_HEADS)
@@ -106,7 +106,7 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     of_attention = _kv_heads(metadata, kv_heads)
     if 0 not in kv_heads:
         metadata.refuse_value(KV_HEADS)
-    # Bamba's have rope, on a part of each head whose rows the converter mixes up.
+    # Files of Bamba have rope on a part of each head, whose rows the converter permutes wrongly.
     if metadata.get("rope.scaling.finetuned", bool, True):
         metadata.refuse_value("rope.scaling.finetuned")
     mamba, width, hidden = (
@@ -154,7 +154,7 @@ def _falcon(metadata: Metadata) -> dict[str, Any]:
 
 
 def _nemotron(metadata: Metadata, behind: str) -> dict[str, Any]:
-    """``behind``: what a layer is that has neither attention nor Mamba 2."""
+    """``behind``: the kind of layers with neither attention nor Mamba 2."""
     count, every = layers(metadata), metadata.get("block_count", int)
     kv_heads, widths = (metadata.several(key, int, every)[:count] for key in (KV_HEADS, WIDTHS))
     kinds = [FULL if heads else behind if width else MAMBA for heads, width in zip(kv_heads, widths, strict=True)]
@@ -189,7 +189,7 @@ def _nemotron_dense(metadata: Metadata) -> dict[str, Any]:
 def _nemotron_moe(metadata: Metadata) -> dict[str, Any]:
     count, used = experts(metadata)
     if metadata.get(GROUP_COUNT, int, 1) > 1:
-        metadata.refuse_value(GROUP_COUNT)  # how many groups are chosen from is not stated
+        metadata.refuse_value(GROUP_COUNT)  # the file has no key for the number of groups that are chosen from
     return _nemotron(metadata, MOE) | {
         "n_routed_experts": count,
         "num_experts_per_tok": used,

@@ -1,4 +1,4 @@
-"""Mixtures of experts: Llama's layers, the gated one chosen from many."""
+"""Mixtures of experts: Llama's layers with experts in place of the gated feed-forward layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.workers.models.formats.gguf.architectures.windows import KNOWN_OF_
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
 KNOWN_OF_MIXTURES = KNOWN_OF_EXPERTS | {SHARED_WIDTH}
-# The experts themselves lie together (names.py).
+# The experts of a layer are in one tensor (names.py).
 PARTS = LLAMA_PARTS | {
     "mlp.gate": "ffn_gate_inp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
@@ -29,7 +29,7 @@ GPT_OSS_PARTS = PARTS | {
 
 
 def mixture(metadata: Metadata) -> dict[str, Any]:
-    """Llama's, and the experts. All layers have them: llama.cpp knows no other files of these architectures."""
+    """Llama's configuration, and experts in all layers: llama.cpp supports no other files of these architectures."""
     count, used = experts(metadata)
     wide = metadata.get("feed_forward_length", int, 0)
     ffn = metadata.get("expert_feed_forward_length", int, wide // used)
@@ -67,7 +67,7 @@ def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _mellum(metadata: Metadata) -> dict[str, Any]:
-    """Without a window all layers see all tokens. Those with one are not scaled."""
+    """If the file has no window, all layers attend to all tokens. Rope is not scaled in layers with a window."""
     window = metadata.get(WINDOW, int, 0)
     config = _qwen3_moe(metadata)
     types = layer_types(metadata, 4) if window else ["full_attention"] * config["num_hidden_layers"]
@@ -82,7 +82,7 @@ def _mellum(metadata: Metadata) -> dict[str, Any]:
 
 def _olmoe(metadata: Metadata) -> dict[str, Any]:
     config = mixture(metadata) | {"model_type": "olmoe", "norm_topk_prob": False}
-    # Its files have the width of an expert as that of the layer.
+    # "feed_forward_length" is the width of an expert in its files.
     del config["moe_intermediate_size"]
     return config
 
@@ -95,7 +95,7 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
         "num_local_experts": count,
         "intermediate_size": ffn,
         "sliding_window": metadata.get(WINDOW, int),
-        # As the model was trained, and its config.json says; GGUF has no key for it.
+        # The value in the model's config.json; GGUF has no key for it.
         "rope_parameters": config["rope_parameters"] | {"truncate": False},
     }
 
@@ -111,7 +111,7 @@ def _granite_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
-    """Experts and what stands beside them are of one width. Files state the base of rope as it is stretched."""
+    """Experts and the shared expert have one width. Files state the base of rope after scaling."""
     count, used = experts(metadata)
     width = metadata.get("expert_feed_forward_length", int)
     others = {metadata.get(key, int, width) for key in ("feed_forward_length", SHARED_WIDTH)}

@@ -1,4 +1,4 @@
-"""OLMo: norms without weights at first; OLMo 2 and 3 normalise behind attention and gated layer, and all heads together."""
+"""OLMo 1 has norms without weights; OLMo 2 and 3 have norms after attention and feed-forward, and one over all heads."""
 
 from __future__ import annotations
 

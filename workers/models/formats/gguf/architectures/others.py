@@ -1,4 +1,4 @@
-"""Why files of other architectures are not run: what they are, where that is not a language model alone."""
+"""Sentences that say why an architecture is not run: some are no language models, others are not supported as GGUF."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.headers import quoted
 
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-# Of Phi-3.5-MoE: its first length, the one that it has now, and what sines and cosines are multiplied by.
+# Phi-3.5-MoE: (original context, extended context), and the factor of sines and cosines.
 LENGTHS_OF_MOE, FACTOR_OF_MOE = (4096, 131072), 1.243163121016122
 FUSED = {
     "self_attn.qkv_proj": "attn_qkv",
@@ -54,7 +54,7 @@ def _phi2(metadata: Metadata) -> dict[str, Any]:
 
 
 def _phi3(metadata: Metadata) -> dict[str, Any]:
-    """Here 0 is no window. (llama.cpp itself computes without those that files state.)"""
+    """A window of 0 stands for none. (llama.cpp itself ignores the window that a file states.)"""
     return (
         sizes(metadata)
         | rms_epsilon(metadata)
@@ -89,7 +89,7 @@ def _phimoe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _with_factors_of_moe(metadata: Metadata) -> dict[str, Any]:
-    """GGUF has no key for what Phi-3.5-MoE multiplies sines and cosines by, which does not follow from the lengths."""
+    """GGUF has no key for Phi-3.5-MoE's factor of sines and cosines, which does not follow from the two lengths."""
     original, context = _original(metadata), metadata.get("context_length", int)
     if (original, context) != LENGTHS_OF_MOE:
         metadata.refuse(f"has long rope from {original} to {context} tokens; of phimoe only that of Phi-3.5-MoE is known")

@@ -12,14 +12,14 @@ NORMS_BEHIND = ("self_attn.query_layernorm", "self_attn.key_layernorm")
 
 
 def interleaved(config: Values, part: str, rows: int) -> NDArray[np.int64] | None:
-    """The two halves of each head are interleaved, for llama.cpp's rope: row i of the first half is stored at 2i, of the
-    second at 2i + 1.
+    """For llama.cpp's rope the two halves of each head are interleaved: row i of the first half is stored at 2i, row i of
+    the second half at 2i + 1.
     """
     return _each_head_interleaved(config, rows) if part in ROTATED else None
 
 
 def interleaved_with_norms(config: Values, part: str, rows: int) -> NDArray[np.int64] | None:
-    """The same, and for norms of heads that are applied after rope."""
+    """As ``interleaved``, and the same for norms of heads that are applied after rope."""
     return _each_head_interleaved(config, rows) if part in (*ROTATED, *NORMS_BEHIND) else None
 
 

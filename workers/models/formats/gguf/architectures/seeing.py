@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: files of their language models, which are those of Qwen2, Qwen3 and Qwen3-MoE.
+"""The language models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which are Qwen2, Qwen3 and Qwen3-MoE.
 
 The vision parts are separate files (mmproj), which are not needed for texts.
 """
@@ -13,7 +13,7 @@ from outrider.workers.models.formats.gguf.architectures.llama import ARCHITECTUR
 from outrider.workers.models.formats.gguf.architectures.mixtures import ARCHITECTURES as MIXTURES
 from outrider.workers.models.formats.gguf.metadata import Metadata
 
-# Into how many layers pictures go besides.
+# The key of the number of layers that get features of an image as well (deepstack).
 DEEPSTACK = "n_deepstack_layers"
 
 

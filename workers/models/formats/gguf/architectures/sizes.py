@@ -49,7 +49,7 @@ def heads_of(metadata: Metadata) -> int:
 
 
 def _kv_heads(metadata: Metadata, heads: int) -> int:
-    """One number, or the same for each layer."""
+    """The number of KV heads. The file has one number, or a list with a number for each layer, which must be equal."""
     key = "attention.head_count_kv"
     stated = metadata.values.get(f"{metadata.architecture}.{key}")
     if not isinstance(stated, list):
@@ -83,7 +83,7 @@ def rope(metadata: Metadata, partial: bool = False) -> dict[str, Any]:
 
 
 def turned_part(metadata: Metadata, partial: bool = True) -> dict[str, Any]:
-    """The share of each head that rope rotates, always stated if it may be a part, since families have other defaults."""
+    """The share of each head that rope rotates; with ``partial`` it is always stated, since families' defaults differ."""
     size = head_size(metadata)
     turned = metadata.get("rope.dimension_count", int, size)
     if turned == size:
@@ -92,7 +92,7 @@ def turned_part(metadata: Metadata, partial: bool = True) -> dict[str, Any]:
         metadata.refuse("rotates a part of each head only, which the native engine does not know")
     if not 0 < turned < size:
         metadata.refuse_value("rope.dimension_count")
-    # share * size, rounded down, must give the number of columns again.
+    # int(size * share) must be ``turned`` again.
     share = turned / size
     return {"partial_rotary_factor": share if int(size * share) == turned else (turned + 0.5) / size}
 
@@ -104,7 +104,7 @@ def base(metadata: Metadata) -> float:
 def scaled_rope(metadata: Metadata) -> dict[str, Any]:
     """Rope's parameters without the share of each head."""
     theta = base(metadata)
-    # llama.cpp's reading: a factor without a type is that of a linear one, and 0 says nothing.
+    # As in llama.cpp, a factor without a type is of type linear, and a factor of 0 stands for no scaling.
     kind = metadata.get("rope.scaling.type", str, "linear")
     if kind == "linear" and metadata.get("rope.scaling.factor", float, 0.0) in (0.0, 1.0):
         kind = "none"

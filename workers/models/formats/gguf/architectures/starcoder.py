@@ -1,4 +1,4 @@
-"""StarCoder and SantaCoder (GPT-BigCode): one head of keys, learned positions."""
+"""StarCoder and SantaCoder (GPT-BigCode): one KV head, learned positions."""
 
 from __future__ import annotations
 

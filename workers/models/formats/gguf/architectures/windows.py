@@ -18,7 +18,7 @@ def layer_types(metadata: Metadata, every: int) -> list[str]:
     count = layers(metadata)
     stated = metadata.values.get(f"{metadata.architecture}.{PATTERN}", every)
     if type(stated) is int and stated >= 0:
-        # 0: all have one.
+        # 0: all layers have a window.
         stated = [not stated or (layer + 1) % stated != 0 for layer in range(count)]
     flags = list(stated) if isinstance(stated, list) else []
     if len(flags) < count or not all(type(flag) is bool or flag in (0, 1) for flag in flags):
