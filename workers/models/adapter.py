@@ -1,6 +1,6 @@
 """Reads a LoRA adapter of PEFT (adapter_config.json, adapter_model.safetensors); an option that is unknown is refused.
 
-For each matrix that it changes it holds A [r, inputs] and B [outputs, r]: the weight becomes W + B A alpha / r.
+For each matrix W that it changes, an adapter has A [r, inputs] and B [outputs, r]: the weight becomes W + B A alpha / r.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Change:
 class Adapter:
     """``base`` is the base model's name in the adapter's configuration.
 
-    ``whole`` are tensors that replace the model's. ``copies`` should equal the model's: PEFT saves the embeddings that an
-    adapter changes, which may have been extended by tokens, and the LM head with them.
+    ``whole`` are tensors that replace the model's. ``copies`` should equal the model's: PEFT saves an embedding that the
+    adapter changes, and the LM head with it, since the vocabulary may have been extended.
     """
 
     path: Path

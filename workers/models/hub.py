@@ -16,9 +16,9 @@ PATIENCE = 10
 class Wanted:
     """Which files of a repository are the model.
 
-    ``cached`` are patterns of the files to look for in the cache. ``among`` chooses the published files to fetch, as names
-    or patterns; ``place`` finds the model in a snapshot (None: it is not there), and ``lacking`` says what is missing of
-    it.
+    ``cached`` are patterns of the files to look for in the cache, ``never`` patterns of files to ignore. ``among`` chooses
+    the published files to fetch, as names or patterns; ``place`` finds the model in a snapshot (None: it is not there), and
+    ``lacking`` says which of its files are missing ("": none).
     """
 
     cached: Sequence[str]
@@ -33,7 +33,7 @@ def from_hub(name: str, repository: str, wanted: Wanted, fetch: bool) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    if constants.HF_HUB_CACHE.startswith("~"):  # of a user whom the system does not know, as containers have them
+    if constants.HF_HUB_CACHE.startswith("~"):  # the system does not know the user, as in some containers
         raise ModelError(
             f'"{name}" is not a directory, and there is no home directory to keep models of a hub in: set HOME or HF_HOME, '
             "or give a directory"
@@ -50,7 +50,7 @@ def from_hub(name: str, repository: str, wanted: Wanted, fetch: bool) -> Path:
     except HFValidationError as error:
         raise ModelError(f'"{name}" is neither a directory nor a name that a model hub could have') from error
     except LocalEntryNotFoundError as error:
-        # A library that remembers what was published says which files are missing.
+        # Client versions that cache the list of published files (attribute "snapshot_path") say which ones are missing.
         lacking = first_line(error) if hasattr(error, "snapshot_path") else ""
     if not fetch:
         why = f" as a whole ({lacking})" if lacking else ""
@@ -77,7 +77,7 @@ def from_hub(name: str, repository: str, wanted: Wanted, fetch: bool) -> Path:
         raise
     except RepositoryNotFoundError as error:
         raise ModelError(f'the model hub has no "{repository}" that may be read from here') from error
-    except Exception as error:  # the transport below the hub's client, and so its errors, change with its version
+    except Exception as error:  # the client's transport, and so its error types, depend on its version
         if lacking:
             raise ModelError(
                 f'the download of "{name}" is not complete ({lacking}), and the model hub cannot be reached ({error}): run '

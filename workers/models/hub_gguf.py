@@ -23,7 +23,7 @@ MOST_TOLD = 8
 
 
 def of_hub(name: str) -> tuple[str, str] | None:
-    """(repository, type or file) if the name has that form; else None."""
+    """(repository, type or file) if the name has the form OWNER/NAME:CHOICE; else None."""
     found = NAMED.fullmatch(name)
     if found is None or name.startswith((".", "/")):
         return None
@@ -58,7 +58,7 @@ def _matching(choice: str, files: Sequence[str]) -> dict[str, list[str]]:
     models = models_among(files)
     if choice.lower().endswith(SUFFIX):
         return {name: each for name, each in models.items() if choice in each}
-    # Whole words at the end of the name.
+    # The choice must be the end of the name, and begin at a word boundary.
     ends = re.compile(rf"(?:^|[-._/]){re.escape(choice)}", re.IGNORECASE)
     return {name: each for name, each in models.items() if any(end.end() == len(name) for end in ends.finditer(name))}
 

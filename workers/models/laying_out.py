@@ -35,8 +35,8 @@ from outrider.workers.precisions import Precision, rounding
 class LaidOut:
     """A program, and how the checkpoint is quantised: each scheme with the number of its matrices.
 
-    ``dequantised`` are the schemes whose codes are not kept, in a program that keeps others. ``rounded`` says how floats
-    are rounded on load.
+    ``dequantised`` are the schemes of matrices that are dequantised, if the program keeps the codes of others. ``rounded``
+    says how floats are rounded on load.
     """
 
     program: Program
@@ -61,9 +61,9 @@ class LaidOut:
 
 
 def lay_out(path: Path, precision: Precision, allow_pickle: bool = False, states: Sequence[int] = ()) -> LaidOut:
-    """A ModelError where a tensor is missing, has another shape or type, or is unknown.
+    """Raises a ModelError if a tensor is missing, has another shape or type, or is unknown.
 
-    ``states`` are the layers whose inputs its passes hand out to a head.
+    ``states`` are the layers whose inputs a pass returns for a head.
     """
     if (head := read_head(path)) is not None:
         return LaidOut(lay_out_head(path, head, precision, allow_pickle), rounded=rounding(precision))
@@ -111,7 +111,7 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
     left = set(checkpoint.names) - asked
     passed_over = (of_further_layer, of_shared_keys, of_indexers)
     left = {name for name in left if not any(is_so(name, values) for is_so in passed_over)}
-    if values.get("model_type") == "axk1":  # layers without experts have that norm, too, and do not use it
+    if values.get("model_type") == "axk1":  # its layers without experts have that norm in the checkpoint, but do not use it
         left = {name for name in left if not name.endswith(f".{BEHIND_EXPERTS}.weight")}
     refuse_unexpected(left, quantised)
     if checkpoint.quantisation is None:
@@ -126,7 +126,7 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
 
 
 def _with_whole_norms(program: Program) -> Program:
-    """For checkpoints whose norms contain the 1 that Gemma's add: the program adds nothing."""
+    """The program for a checkpoint whose norms are stored as 1 + w: nothing is added to them on load."""
     weights = (
         replace(weight, sources=tuple(replace(each, plus=0.0) for each in weight.sources)) for weight in program.weights
     )

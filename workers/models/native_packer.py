@@ -1,4 +1,4 @@
-"""The kernels' packing functions behind the loader's interface (``packed.Packer``)."""
+"""Implements the loader's interface ``packed.Packer`` with the kernels' packing functions."""
 
 from __future__ import annotations
 

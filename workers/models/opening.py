@@ -201,7 +201,7 @@ def _open_hf(spec: ModelSpec) -> OpenModel:
     if not spec.fast_attention:
         path["attention"] = "eager"
     elif spec.device.startswith("cuda"):
-        # Earlier versions used cuDNN's, so jobs that were begun with these have other bits.
+        # Part of the path, because jobs that were begun by earlier versions used cuDNN's attention, which has other bits.
         path["attention"] = "without cuDNN"
     if extension := ipex.went_through(engine.model):
         path["ipex"] = extension

@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 
 class Memory(Protocol):
-    """Zeroed memory at a fixed address, for the lifetime of this object."""
+    """Zeroed memory, whose address is fixed for the lifetime of this object."""
 
     @property
     def address(self) -> int: ...
@@ -95,7 +95,7 @@ def load_packed(
 ) -> PackedModel:
     """Read the packed weights from the cache, or pack them and store them there. ``progress``: (bytes done, bytes in all).
 
-    ``target``: that of a head, which may use its embedding.
+    ``target`` is the target of a head, whose embedding the head may use.
     """
     offsets, size = _weight_offsets(program, packer)
     key = _cache_key(model_info, program, packer, offsets)
@@ -151,7 +151,7 @@ def _weight_offsets(program: Program, packer: Packer) -> tuple[list[int], int]:
 def _cache_key(model_info: ModelInfo, program: Program, packer: Packer, offsets: list[int]) -> dict[str, Any]:
     return {
         "model": model_info.digest,
-        # Operations included: which channels are balanced (outlier_channels.py) depends on which operations read a norm.
+        # Also the operations: which channels are balanced (outlier_channels.py) depends on the operations that read a norm.
         "program": program.digest(),
         "packing": packer.version,
         "loading": LOADING_VERSION,
@@ -184,7 +184,7 @@ def _pack(
 
 
 def _balance(checkpoint: Checkpoint, program: Program, pool: ThreadPoolExecutor) -> dict[int, Float32Array]:
-    """By weight: the factors of a matrix's columns, or of the elements of a norm's vectors."""
+    """By the index of the weight: factors for the columns of a matrix, or for the elements of a norm's vectors."""
     found: dict[int, Float32Array] = {}
     for group in norm_groups(program):
         gain = _vector(checkpoint, program.weights[group.vectors[0]])
@@ -253,7 +253,7 @@ def _pack_weight(
                 rows = rows if factors is None else _to_float32(rows) * factors
                 _pack_named(checkpoint, packer, weight, address, chunk[0] + shift, rows, source)
 
-            # Chunks share no tile; neighbouring ranges may, so one range follows the other.
+            # Chunks of one range share no tile, but neighbouring ranges may, so ranges are packed one after the other.
             for _ in pool.map(pack, _chunks(run.start, run.stop, row - first_of_tiles, source)):
                 pass
             row += run.stop - run.start
