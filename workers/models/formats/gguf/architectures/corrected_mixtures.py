@@ -41,7 +41,7 @@ AFMOE_PARTS = PARTS | {
 # (This name has no ".bias".)
 HY_V3_PARTS = PARTS | {"mlp.e_score_correction_bias": "exp_probs_b"}
 ERNIE_PARTS = PARTS | {"mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias"}
-# Every fourth layer of Trinity has no window. GGUF has no key for it; llama.cpp has the same constant.
+# Every fourth layer of Trinity has no window: llama.cpp supports no other pattern.
 EVERY = 4
 
 

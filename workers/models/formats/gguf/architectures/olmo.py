@@ -1,4 +1,5 @@
-"""OLMo 1 has norms without weights; OLMo 2 and 3 have norms after attention and feed-forward, and one over all heads."""
+"""OLMo 1: norms without weights. OLMo 2 and 3: norms after attention and feed-forward, and of queries and keys over all
+heads."""
 
 from __future__ import annotations
 
