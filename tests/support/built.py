@@ -1,4 +1,4 @@
-"""Targets and drafts built whole, in this process: what the actors hold, without Ray between them."""
+"""Builds whole targets and drafts in this process, as the actors hold them, without Ray."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from outrider.workers.models.opening import OpenModel, open_model
 from outrider.workers.target.verifier import Verifier
 
 END = 0
-# Counts of candidates are fixed here, so what passes cost decides nothing, and need not be measured.
+# The number of candidates is fixed here, so the cost of passes decides nothing and is not measured.
 CURVE = CostCurve({1: 1.0})
 
 
 class Numbers:
-    """A tokenizer whose tokens are numbers, for models that have none of their own."""
+    """A tokenizer whose tokens are numbers, for models without a tokenizer."""
 
     silent_tokens: frozenset[int] = frozenset()
 
@@ -57,7 +57,7 @@ class Answered:
 
 
 class InProcess:
-    """A transport to a draft in this process, which has answered before it is waited for."""
+    """A transport to a draft in this process: ``ask`` computes the reply at once."""
 
     name = "in process"
 
@@ -74,9 +74,9 @@ class InProcess:
 def opened(
     path: Path, engine: str, precision: str, threads: int = 1, device: str = "cpu", cache_precision: str = "auto"
 ) -> OpenModel:
-    """With an end token of the test's own, since tiny models have none.
+    """Opens a model with an end token of the test's own, since tiny models have none.
 
-    On one thread: several change no bit (tests/kernels), and beside other tests they would wait for one another.
+    One thread by default: more threads change no bit (tests/kernels), and would wait for each other beside other tests.
     """
     spec = ModelSpec(
         str(path), engine, precision, device, 0 if engine == "hf" else threads, cache_precision=cache_precision
@@ -85,7 +85,7 @@ def opened(
 
 
 def draft_of(model: OpenModel, prefix_tokens: int = 0, mask_token: int | None = None) -> Draft:
-    """With a mask token, one that makes all its candidates in one pass."""
+    """Builds a draft; with a mask token it is a parallel one, which makes all candidates in one pass."""
     spec = ModelSpec("", model.kind, "", prefix_tokens=prefix_tokens, mask_token=mask_token)
     return build_draft(spec, ReplicaSpec(1, None), model, pass_seconds=CURVE)
 
@@ -100,7 +100,7 @@ def target_of(
     tokenizer: TextTokenizer | None = None,
     answer_tokens: int | None = None,
 ) -> Target:
-    """With ``answer_tokens`` suffixes propose, which remember as many."""
+    """Builds a target; with ``answer_tokens`` it also proposes by suffixes, over that many tokens of earlier answers."""
     suffix = answer_tokens is not None
     replica_spec = ReplicaSpec(batch, count, draft is not None, lookup, suffix, answer_tokens or 0)
     spec = ModelSpec("", model.kind, "", prefix_tokens=prefix_tokens)
@@ -111,7 +111,7 @@ def target_of(
 
 
 def write(target: Target, rows: Sequence[Row]) -> tuple[dict[int, RowResult], Verifier]:
-    """The rows' results, and the verifier that has counted what it took."""
+    """Runs the rows to their ends: their results, and the verifier with its counters."""
     target.verifier.add(rows)
     ended: dict[int, RowResult] = {}
     while not target.verifier.idle:

@@ -1,4 +1,4 @@
-"""A target and the way to a draft on a clock that their work moves, so that what is fastest can be told exactly."""
+"""A target, and a transport to a draft, whose work advances a virtual clock, so that speeds can be compared exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Clock:
 
 
 class ClockedTarget(FakeEngine):
-    """Writes given texts, by row; a pass takes what ``passes`` says of its tokens."""
+    """Writes the text given for each row; a pass of n tokens takes ``passes(n)`` seconds."""
 
     def __init__(self, texts: Sequence[Sequence[int]], clock: Clock, passes: CostCurve) -> None:
         super().__init__(context=1 << 16, vocabulary=1 << 30)
@@ -34,13 +34,13 @@ class ClockedTarget(FakeEngine):
 
     def _feed(self, feed: Feed) -> Chosen:
         text = self._texts[feed.row]
-        # Behind what does not hold nobody looks.
+        # After a rejected candidate the choice does not matter.
         self.choose = lambda history, sampling: text[len(history)] if history == text[: len(history)] else 0
         return super()._feed(feed)
 
 
 class ClockedWay(InProcess):
-    """To a draft in this process and back."""
+    """A transport to a draft in this process, whose round trip takes ``seconds``."""
 
     def __init__(self, drafter: Drafter, clock: Clock, seconds: float) -> None:
         super().__init__(drafter)

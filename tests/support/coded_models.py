@@ -1,4 +1,4 @@
-"""Small random programs whose matrices are codes, as they come in checkpoints of each scheme."""
+"""Small random programs whose matrices are stored as codes, one for each scheme of quantised checkpoints."""
 
 from dataclasses import replace
 

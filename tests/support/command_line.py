@@ -1,4 +1,4 @@
-"""The command line in processes of its own, and what a job directory shows from outside."""
+"""Runs the command line in its own processes, and reads the state of a job from its directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 def outrider(
     *arguments: object, cwd: Path | None = None, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A command to its end. Without an environment, this one's."""
+    """Runs a command to its end, by default in this process's environment."""
     return subprocess.run(
         [*OUTRIDER, *map(str, arguments)],
         cwd=cwd,
@@ -49,7 +49,7 @@ def start(*arguments: object, cwd: Path | None = None, environment: dict[str, st
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    """All that it said, once it has ended as it should."""
+    """Waits for the process, which must exit with ``code`` and without a traceback: its output."""
     output, _ = process.communicate(timeout=DEADLINE)
     assert process.returncode == code, output
     assert "Traceback" not in output
@@ -61,7 +61,7 @@ def described(job: Path) -> dict[str, Any]:
 
 
 def known(job: Path, key: str) -> Any:
-    """What the journal of a job under way says; None where it says nothing yet."""
+    """A value of the journal of a running job; None while the journal is not filled."""
     if not (job / "job.db").exists():
         return None
     journal = Journal(job / "job.db", read_only=True)
@@ -95,7 +95,7 @@ def children_titled(ancestor: int, title: str) -> list[psutil.Process]:
 
 
 def stop(process: psutil.Process) -> None:
-    """Stop it, and wait until all of its threads stand still: for a moment after the signal one may still answer."""
+    """Stop the process and wait until all its threads have stopped: shortly after the signal a thread may still answer."""
     process.suspend()
     deadline = time.monotonic() + DEADLINE
     while not all(map(_stopped, Path(f"/proc/{process.pid}/task").iterdir())):
@@ -104,7 +104,7 @@ def stop(process: psutil.Process) -> None:
 
 
 def _stopped(thread: Path) -> bool:
-    """Also of a thread that has ended in between."""
+    """Whether the thread is stopped, or has ended meanwhile."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
     return True
@@ -112,7 +112,7 @@ def _stopped(thread: Path) -> bool:
 
 @contextmanager
 def targets_standing_still(ancestor: int) -> Iterator[None]:
-    """No row ends meanwhile, however long what is done meanwhile takes."""
+    """Within the block all targets are stopped, so no row ends however long the block takes."""
     targets = children_titled(ancestor, "ray::TargetActor")
     assert targets, "no target is up"
     for target in targets:

@@ -1,4 +1,4 @@
-"""The bundled pair under constraints, in this process: it writes code, and knows no JSON."""
+"""The bundled pair under constraints, in this process. It was trained on code and would not write JSON by itself."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def model(name: str, engine: str = "native", precision: str = "fp32") -> OpenMod
 
 
 class AtOnce:
-    """Constraints for a draft that are there when they are asked for."""
+    """Constraints for a draft, compiled when they are asked for (not in the background)."""
 
     def __init__(self, opened: OpenModel) -> None:
         vocabulary = opened.engine.vocabulary

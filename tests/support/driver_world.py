@@ -1,4 +1,4 @@
-"""A world for the driver: replicas that are fakes, futures that are answered when the test says so."""
+"""Fakes around the driver: replicas, and futures whose values are computed when the driver asks for them."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ PLAN = ReplicaPlan(
 
 
 class Future:
-    """Answers are made when they are asked for, so that a harvest holds what was submitted until then."""
+    """The value is computed when it is asked for, so that a harvest has all rows submitted until then."""
 
     def __init__(self, answer: Callable[[], Any], ready: bool = True) -> None:
         self.answer, self.ready = answer, ready
 
 
 class World:
-    """What the replicas do: ``deaths`` says on which rows a target dies, ``fails`` which rows it refuses."""
+    """What the replicas do: a target dies of the rows ``poison`` and refuses the rows ``refused``."""
 
     def __init__(self) -> None:
         self.poison: set[int] = set()
-        # More rows than this are too many for a replica's memory.
+        # The number of rows that a replica has memory for.
         self.fits = 1 << 30
         self.refused: set[int] = set()
         self.never_up: set[int] = set()
@@ -70,7 +70,7 @@ class World:
         self.starts: list[int] = []
         self.submitted: list[int] = []
         self.cancelled: list[int] = []
-        # Rows that a replica never ends, as (replica, row).
+        # (replica, row): rows that the replica never ends.
         self.hangs_on: set[tuple[int, int]] = set()
         self.after_harvest: Callable[[], None] = lambda: None
         self.draft_deaths = 0
@@ -172,7 +172,7 @@ class FakeReplica:
 
 
 def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """Replicas and Ray as the driver's module will find them from here on."""
+    """Replaces the replicas and Ray in the driver's module by fakes."""
     made = World()
     monkeypatch.setattr(module, "Replica", lambda number, plan: FakeReplica(number, plan, made))
 
@@ -181,7 +181,7 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
     def wait(futures: list[Future], num_returns: int, timeout: float) -> tuple[list[Future], list[Future]]:
         assert 1 <= num_returns <= len(futures)
         ready = [future for future in futures if future.ready]
-        # Now one answer, now all of them.
+        # In turn one answer alone, or as many as are asked for.
         turn = next(turns)
         ready = ready[turn % len(ready) :][: num_returns if turn % 3 else 1] if ready else []
         return ready, [future for future in futures if future not in ready]

@@ -1,4 +1,4 @@
-"""EAGLE-3 in torch, plainly, and tiny heads with random weights in both layouts."""
+"""A plain reference of EAGLE-3 in torch, and tiny heads with random weights in both layouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 96, 203, 77
-# Of the head's layer: unlike its target's, but for what both must share.
+# The sizes of the head's layer, which differ from the target's except where both must be equal.
 LAYER: dict[str, Any] = {
     "hidden_size": HIDDEN,
     "intermediate_size": 144,
@@ -26,13 +26,13 @@ LAYER: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "vocab_size": VOCABULARY,
 }
-# Of a target of four layers.
+# The layers whose inputs the head reads, of a target with four layers.
 STATES = (2, 2, 1)
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def chosen_tokens(seed: int = 0, count: int = DRAFT_VOCABULARY) -> Tensor:
-    """Some of the target's tokens, in their order."""
+    """``count`` random tokens of the target's vocabulary, ascending."""
     return torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(seed))[:count].sort().values
 
 
@@ -44,7 +44,7 @@ def tiny_head(
     model_type: str = "llama",
     **changes: Any,
 ) -> Path:
-    """Writes a head; ``changes`` are of its configuration. Weights are exact in bf16, so that no rounding on load tells."""
+    """Writes a head; ``changes`` are keys of its configuration. Weights are exact in bf16, so loading does not round."""
     config = {**LAYER, "draft_vocab_size": DRAFT_VOCABULARY, "eagle_aux_hidden_state_layer_ids": list(STATES), **changes}
     random = torch.Generator().manual_seed(seed)
 
@@ -106,7 +106,8 @@ def _config(config: dict[str, Any], layout: str, model_type: str) -> dict[str, A
 
 
 class Reference:
-    """The head in float32, one row, fed as the published code feeds it: states for what is committed, then its own."""
+    """The head in float32 on one row, fed like the published code: the target's states for committed tokens, then its own
+    outputs."""
 
     def __init__(self, path: Path, embedding: Tensor) -> None:
         from safetensors.torch import load_file
@@ -124,7 +125,7 @@ class Reference:
 
     @property
     def tokens(self) -> Tensor:
-        """The target's, of the rows of its last matrix."""
+        """The target's token of each row of ``lm_head``."""
         count = len(self.tensors["lm_head.weight"])
         return torch.arange(count) + self.tensors.get("d2t", torch.zeros(count, dtype=torch.long))
 
@@ -144,7 +145,8 @@ class Reference:
         return torch.cat([left * cosine - right * sine, right * cosine + left * sine], -1)
 
     def read(self, states: Tensor, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Logits behind each token, and what each leaves: ``states`` are the target's of the tokens before each."""
+        """(logits after each token, the head's output state of each token). ``states[i]`` is the target's state of the
+        token before ``tokens[i]``."""
         if self.flags["norm_before_fc"]:
             states = self.norm("input_norm", states)
         if self.flags["fc_norm"]:
@@ -156,7 +158,7 @@ class Reference:
         return self.matrix("lm_head", last), left
 
     def features(self, hidden: Tensor, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """What the last matrix reads, and what each token leaves."""
+        """(the input of ``lm_head``, the head's output state) of each token."""
         heads, kv_heads = self.layer["num_attention_heads"], self.layer["num_key_value_heads"]
         size, first, count = self.layer["head_dim"], self.keys.shape[1], len(tokens)
         normed = self.norm("hidden_norm", hidden)
@@ -167,7 +169,7 @@ class Reference:
         )
         if "self_attn.q_norm.weight" in self.tensors:
             query, key = self.norm("self_attn.q_norm", query), self.norm("self_attn.k_norm", key)
-        # The first token that has a state is the row's second.
+        # The first token that the head reads is the row's second, since it needs the state of the token before.
         query, key = self.rotated(query, first + 1), self.rotated(key, first + 1)
         self.keys, self.values = torch.cat([self.keys, key], 1), torch.cat([self.values, value], 1)
         keys, values = (x.repeat_interleave(heads // kv_heads, 0) for x in (self.keys, self.values))
@@ -187,7 +189,7 @@ class Reference:
 
 @torch.no_grad()
 def fitted(path: Path, target: Any, texts: Sequence[Sequence[int]], layers: Sequence[int] = STATES) -> Path:
-    """Fits the last matrix of a head to what the target chooses in these texts, so that the head is sometimes right."""
+    """Fits ``lm_head`` to the target's choices in these texts, so that the head is sometimes right."""
     from safetensors.torch import load_file
 
     reference, features, wanted = Reference(path, target.model.embed_tokens.weight), [], []

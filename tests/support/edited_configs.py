@@ -1,4 +1,4 @@
-"""Ways in which a config.json may be edited by hand or by a tool: names of before, defaults left out, other numbers."""
+"""Edits of a config.json, as people or tools make them: older names of keys, keys left out, other values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 GONE = object()
-# Sizes that the tensors have; what else they say of the shapes is refused by every engine.
+# Keys that determine shapes of tensors: with another value every engine refuses the checkpoint.
 SHAPES = frozenset(
     ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 )
@@ -54,7 +54,7 @@ ANYWHERE: tuple[dict[str, Any], ...] = (
     {"is_decoder": True},
     {"torchscript": True},
 )
-# As they were spelled before rope_parameters.
+# Values of "rope_scaling", which "rope_parameters" replaced.
 SCALINGS: tuple[dict[str, Any], ...] = (
     {"type": "linear", "factor": 4.0},
     {"type": "dynamic", "factor": 4.0},
@@ -74,7 +74,7 @@ SCALINGS: tuple[dict[str, Any], ...] = (
 
 
 def edits(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What to change in it; ``GONE`` for a key that goes."""
+    """The keys to change, with their new values; ``GONE``: the key is deleted."""
     yield from ANYWHERE
     for key, value in config.items():
         if key in FIXED:

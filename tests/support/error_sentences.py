@@ -1,8 +1,8 @@
-"""Every sentence with which outrider ends, as it stands in the code: what the error classes are made with.
+"""Finds every error sentence of outrider in its source: the arguments with which error classes are constructed.
 
-What is filled in stands as "…". A sentence is found by ``ast`` where an error is made (raised at once, or returned by a
-function), if it is a literal, an f-string, a sum of them, one of two by a condition, or a name of the module that is such a
-text. What a sentence is made of elsewhere (``str(error)``) is found there, if that is an error of ours too.
+Values that are filled in become "…". ``ast`` finds the sentence where an error is constructed (raised at once, or returned
+by a function), if it is a literal, an f-string, a sum or a conditional expression of these, or a constant of the module. A
+sentence that is passed on from another error (``str(error)``) is found where that error is constructed, if it is ours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("runner", "workers", "kernels")
-# Those that reach a user as a sentence without deriving from OutriderError: of a row, of a conversation, of the kernels.
+# Error classes whose sentences reach the user although they do not derive from OutriderError.
 OTHERS = {"BadConstraint", "BadShape", "RowError", "LeftOutError", "KernelsUnavailable", "Unfit"}
 
 
@@ -43,7 +43,7 @@ def modules() -> list[Module]:
 
 
 def error_classes() -> set[str]:
-    """OutriderError and all that derive from it, by name."""
+    """The names of OutriderError and all its subclasses."""
     bases = {
         node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
         for module in modules()
@@ -80,7 +80,7 @@ def _name(node: ast.expr) -> str:
 
 
 def texts(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
-    """What an expression may say; nothing where it is made elsewhere."""
+    """The texts that an expression may have; none where the text is made elsewhere."""
     if isinstance(node, ast.Constant):
         return [node.value] if isinstance(node.value, str) else []
     if isinstance(node, ast.JoinedStr):
@@ -98,7 +98,7 @@ def texts(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
 
 
 def literals() -> list[str]:
-    """Every text of the code, so that what a page quotes can be looked for among warnings and notes as well."""
+    """Every string of the code, so that a quotation in the docs is also found among warnings and notes."""
     found = []
     for module in modules():
         for node in module.nodes:

@@ -1,4 +1,4 @@
-"""How many examples a property is tried with: of those that it names the fast set takes a third, the slow one all."""
+"""The number of examples of a property test: the fast set tries a third of the stated number, the slow set all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model hub that never was asked over a network, and the cache that its client keeps of it."""
+"""A fake model hub without a network, and the cache of its client."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CONFIG = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 6
 COMMIT = "a" * 40
 SHARDS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
 PUBLISHED = (".gitattributes", "README.md", "config.json", "generation_config.json", "tokenizer.json", INDEX, *SHARDS)
-# What is there beside the model in its own files, for other programs.
+# Files for other programs in a model's repository.
 FOREIGN = ("consolidated.safetensors", "original/model.safetensors", "onnx/config.json", "optimizer.bin")
 
 
 class Hub:
-    """A cache of the hub's client below ``path``, and a hub that counts how often it was asked."""
+    """A cache of the hub's client in ``path``, and a hub that counts requests."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, *published: str) -> None:
         self.asked, self.published = 0, published or (*PUBLISHED, *FOREIGN)
@@ -59,7 +59,7 @@ class Hub:
         return self
 
     def remembers(self) -> None:
-        """The client's own list of what was published, which its versions from 2 on keep."""
+        """Writes the list of published files that the client caches from version 2 on."""
         self._tree.parent.mkdir()
         entries = {name: {"size": 2, "blob_id": "b" * 40} for name in self.published}
         self._tree.write_text(json.dumps({"format_version": 1, "files": entries}))

@@ -1,4 +1,4 @@
-"""Stand-ins that are deterministic, quick, and strict about how they are used."""
+"""Fakes that are deterministic, fast, and strict about how they are used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from outrider.workers.target.proposers import PendingProposals, Proposal
 
 VOCABULARY = 12
 END = 11
-# What each token says; the last one ends a text and says nothing. Stop strings can lie across tokens.
+# The text of each token; the last one is the end token. Stop strings may span tokens.
 PIECES = ("a", "b", "c", "ab", "bc", "ca", " ", "x", "xy", "\n", "abc", "")
 
 Choose = Callable[[Sequence[int], Sampling], int]
@@ -46,14 +46,14 @@ def hashed(tokens: Sequence[int], sampling: Sampling, salt: int = 0) -> int:
 
 
 def permitted(token: int, sampling: Sampling, written: int) -> int:
-    """The choice, or the next token that may be chosen where an end would come before min_tokens."""
+    """The chosen token, or the next id that is no end token while fewer than min_tokens are written."""
     while written < sampling.min_tokens and token in (sampling.end_tokens or ()):
         token = (token + 1) % VOCABULARY
     return token
 
 
 def likely(tokens: Sequence[int], chosen: int, count: int) -> list[tuple[int, float]]:
-    """Log-probabilities of no meaning that depend on every token before them."""
+    """Arbitrary log-probabilities, which depend on every token before."""
     key = crc32(array("q", tokens).tobytes(), 7)
     return [(token, -(key % 1000) / 100 - index) for index, token in enumerate([chosen, *range(count)])]
 
@@ -73,7 +73,7 @@ class FakePieces:
 
 
 class FakeEngine:
-    """Implements ``Engine``, and fails loudly where a real one would only compute nonsense."""
+    """Implements ``Engine``, and asserts what a real one would let pass and compute nonsense."""
 
     exact = True
     forks = True
@@ -92,7 +92,7 @@ class FakeEngine:
         self.sampling: dict[int, Sampling] = {}
         self.prompt_lengths: dict[int, int] = {}
         self.passes: list[list[Feed]] = []
-        # Of every choice, over the second best.
+        # The margin of every choice over the second best token.
         self.margin = 1.0
 
     def open(self, row: int, sampling: Sampling, prompt_length: int) -> None:
@@ -136,7 +136,7 @@ class FakeEngine:
         raise AssertionError("only echo asks for scores, and it is tried with real engines")
 
     def decode(self, decode_feeds: Sequence[DecodeFeed], stop_rule: StopRule) -> DecodeResult:
-        """With the next token id for a runner-up, which is as good as any."""
+        """Runs the steps; the runner-up of a token is the next id, which is as good as any."""
         result = decode_in_steps(self, decode_feeds, stop_rule)
         for chosen in result.chosen:
             chosen.runners_up.extend((token + 1) % self.vocabulary for token in chosen.tokens)
@@ -162,7 +162,7 @@ class Plain:
 
 
 def plain(row: Row, context: int, end_tokens: Collection[int] = (END,), choose: Choose = hashed) -> Plain:
-    """What a row's result has to be, written down as simply as can be: one token at a time, all text decoded anew."""
+    """The expected result of a row, by the simplest loop: one token at a time, with the whole text decoded each time."""
     written: list[int] = []
     told: list[list[tuple[int, float]]] = []
     ends = end_tokens if row.sampling.end_tokens is None else row.sampling.end_tokens
@@ -185,7 +185,7 @@ def plain(row: Row, context: int, end_tokens: Collection[int] = (END,), choose: 
 
 @dataclass
 class Nonsense:
-    """A proposer that is right, wrong, rude or silent, at random; it obeys no limit."""
+    """A proposer whose candidates are right, wrong, invalid or missing, at random; it ignores every limit."""
 
     @property
     def knows_chances(self) -> bool:
@@ -209,7 +209,7 @@ class Nonsense:
         return lambda: guesses
 
     def _others(self, live: LiveRow) -> list[tuple[int, int]]:
-        """Runners-up: what is right in some place, or anything anywhere."""
+        """Runners-up (position, token): right tokens, or invalid positions and tokens."""
         dice = self._random
         right = list(enumerate(self._right(live, 3)))
         strange = [(dice.randrange(-2, 20), dice.choice((-1, 0, 5, VOCABULARY, 1 << 40))) for _ in range(3)]
@@ -254,7 +254,7 @@ class Nonsense:
 
 
 class Fixed(CostCurve):
-    """A curve that real passes, which take no time at all here, do not change."""
+    """A cost curve that is not updated by the measured passes, which take no time here."""
 
     def observe(self, tokens: int, seconds: float) -> None:
         pass

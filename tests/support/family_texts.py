@@ -1,4 +1,4 @@
-"""Texts of a tiny checkpoint by the native engine, several rows in one batch with candidates, beside transformers' own."""
+"""Compares the native engine's texts of a tiny checkpoint (a batch of rows, with candidates) with transformers'."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from outrider.workers.models.probe import written_by_transformers
 
 LENGTHS = (3, 17, 46, 60, 85, 110)
 WRITTEN = 16
-# Types of rope whose angles depend on how long the text is.
+# Types of rope whose angles depend on the length of the text.
 BY_LENGTH = ("longrope", "dynamic")
 
 
 def prompt(length: int, seed: int, vocabulary: int) -> list[int]:
-    """A part that comes again and again, so that lookup proposes, with something else in between."""
+    """A random part that is repeated, so that lookup proposes candidates, with other tokens in between."""
     ids = [7 + (seed * 13 + length + index * 37) % (vocabulary - 8) for index in range(7)]
     return [ids[index % 7] if index % 11 else 7 + (index * 5) % (vocabulary - 8) for index in range(length)]
 
 
 def is_what_it_would_write(model: PreTrainedModel, given: list[int], written: list[int]) -> bool:
-    """Whether each token has the highest score behind those before it: one pass, where writing them anew is one for each.
+    """Whether each written token is the model's argmax: one pass instead of a pass for each token of a generation.
 
-    Not asked of a model that turns keys otherwise in longer texts: it may go through that in its own way when it writes.
+    False for models whose rope depends on the length of the text: in a generation earlier keys may keep other angles.
     """
     if any(f'"{kind}"' in model.config.to_json_string() for kind in BY_LENGTH):
         return False
@@ -39,7 +39,7 @@ def is_what_it_would_write(model: PreTrainedModel, given: list[int], written: li
 
 
 def difference(model: PreTrainedModel, given: list[int], written: list[int]) -> str:
-    """Where a text leaves transformers' own, unless that is where two scores of the reference tie."""
+    """A sentence about the first token that differs from transformers' text; "" if none does, or two scores tie there."""
     if is_what_it_would_write(model, given, written):
         return ""
     expected = written_by_transformers(model, given, len(written))
@@ -66,9 +66,10 @@ def one_thread() -> Iterator[None]:
 def differences(
     path: Path, seed: int = 0, precision: str = "fp32", reader: type[Any] = AutoModelForCausalLM
 ) -> tuple[list[str], int]:
-    """What differs, and how many candidates were tried. ``reader`` is transformers' class for such checkpoints."""
+    """(sentences about differing texts, number of candidates that were tried). ``reader`` is transformers' class for such
+    checkpoints."""
     reference = reader.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    # One thread, which is plenty for them: on a busy machine several wait for each other.
+    # Tiny models need one thread only; on a busy machine several would wait for each other.
     one_by_one(reference)
     engine = open_native(path, precision, threads=1)
     prompts = [prompt(length, seed, engine.vocabulary) for length in LENGTHS]

@@ -1,6 +1,6 @@
 """GGUF files of dense architectures, written as llama.cpp's converter writes them.
 
-Names of tensors and of keys are the gguf package's; what is done to values and to the order of rows, the converter's lines.
+Names of tensors and keys are from the gguf package; changes of values and of the order of rows are the converter's code.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ SHORT = (("num_attention_heads", "n_head"), ("hidden_size", "n_embd"))
 
 
 def _common(writer: gguf.GGUFWriter, config: Config) -> int:
-    """What all files say; the size of a head."""
+    """Writes the keys of all architectures; returns the size of a head."""
     heads, width = (int(config[name] if name in config else config[short]) for name, short in SHORT)
     writer.add_context_length(config.get("max_position_embeddings", config.get("n_positions")))
     writer.add_embedding_length(width)
@@ -211,12 +211,13 @@ def _gemma4(writer: gguf.GGUFWriter, config: Config) -> None:
     _gemma3(writer, config)
 
 
-# Of these the gguf package has no names: the converter's lines.
+# The gguf package has no names for these: they are from the converter's code.
 SCALES = {"layer_scalar": "", "router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
 
 
 def _proportional(tensors: Tensors, config: Config) -> Tensors:
-    """What frequencies of full layers are divided by: those of the part of a head that is turned by 1."""
+    """Adds the divisors of rope's frequencies in full-attention layers: 1 for the part of a head that is rotated, else
+    1e30."""
     full = config["layer_types"].index("full_attention")
     size = config["per_layer_config"][str(full)]["head_dim"]
     turned = int(size * config["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
@@ -243,7 +244,7 @@ def _granite(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_residual_scale(config["residual_multiplier"])
     writer.add_logit_scale(config["logits_scaling"])
     if config["model_type"] == "granitemoehybrid":
-        # Of Granite 4 without recurrent layers.
+        # Granite 4 without recurrent layers.
         writer.add_head_count_kv([config["num_key_value_heads"]] * config["num_hidden_layers"])
         writer.add_expert_count(0)
         writer.add_expert_used_count(0)
@@ -351,7 +352,7 @@ WRITTEN: dict[str, Written] = {
 def write_architecture(
     source: Path, out: Path, architecture: str, choose: Choose, fused: bool = False, **more: Any
 ) -> Path:
-    """``fused``: queries, keys and values as one tensor, as the converter does where it is asked to. ``more`` are keys."""
+    """``fused``: queries, keys and values as one tensor (an option of the converter). ``more`` are metadata keys."""
     config: Config = json.loads((source / "config.json").read_text())
     written = WRITTEN[architecture]
     writer = gguf.GGUFWriter(str(out), architecture)
@@ -382,7 +383,7 @@ def named(tensors: Tensors, architecture: str, layers: int) -> Tensors:
 
 
 def together(tensors: Tensors) -> Tensors:
-    """With the queries, keys and values of each layer as one tensor."""
+    """Concatenates the queries, keys and values of each layer to one tensor."""
     found = dict(tensors)
     for name in tensors:
         if ".attn_q." in name:

@@ -1,4 +1,4 @@
-"""Checkpoints of mixtures and hybrids as GGUF files: llama.cpp's converter in short, with the gguf package's own names."""
+"""Writes checkpoints of mixtures and hybrids as GGUF files: llama.cpp's converter in short, by the gguf package's names."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Tensors = dict[str, Floats]
 ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "backbone.embeddings.weight")
 ENDINGS = (".weight", ".bias")
-# The package is older than these, and has their tensors in others.
+# Architectures that the gguf package lacks, with one that has the same tensors.
 KNOWN_AS = {"cohere2moe": "exaone-moe", "hy_v3": "dots1", "mellum": "qwen3moe", "granite_swa": "granite"}
-# Of Granite's mixtures, whose names the package has for one of the two halves.
+# Granite's fused gate and up, for whose two halves the package has one name only.
 GRANITE = {"block_sparse_moe.input_linear": "exps", "shared_mlp.input_linear": "shexp"}
 
 
@@ -34,8 +34,8 @@ def convert(
     fuse_gate_and_up: bool = False,
     others: Mapping[str, Any] | None = None,
 ) -> Path:
-    """``metadata``: keys behind the architecture's name; ``others``: whole keys. ``prepare``: what becomes of tensors
-    before they are named."""
+    """``metadata``: keys after the architecture's name; ``others``: whole keys. ``prepare`` changes the tensors before they
+    get GGUF's names."""
     choose = choose or mostly("F32")
     writer = gguf.GGUFWriter(str(out), architecture)
     for key, value in metadata.items():
@@ -56,7 +56,7 @@ def convert(
 
 
 def _fused(tensors: Tensors) -> Tensors:
-    """Gate and up of each expert in one tensor."""
+    """Concatenates gate and up of each expert."""
     found = {name: values for name, values in tensors.items() if "_gate_exps" not in name and "_up_exps" not in name}
     for name, values in tensors.items():
         if "_gate_exps" in name:
@@ -82,7 +82,7 @@ def _number(architecture: str) -> gguf.MODEL_ARCH:
 
 
 def _together(tensors: Tensors) -> Tensors:
-    """The experts of a layer in one tensor each of gate, up and down."""
+    """Stacks the experts of a layer: one tensor each for gate, up and down."""
     found: Tensors = {}
     experts: dict[str, dict[int, Floats]] = {}
     for name, values in tensors.items():
@@ -100,7 +100,7 @@ def _together(tensors: Tensors) -> Tensors:
 
 
 def bailing_moe_2(tensors: Tensors) -> Tensors:
-    """Sarvam's corrections of experts have a mean of zero."""
+    """Shifts the corrections of Sarvam's experts to a mean of zero, as the converter does."""
     found = {}
     for name, values in tensors.items():
         corrected = name.endswith(".expert_bias")
@@ -109,18 +109,18 @@ def bailing_moe_2(tensors: Tensors) -> Tensors:
 
 
 def flat_taps(tensors: Tensors) -> Tensors:
-    """Taps of convolutions in two dimensions, and corrections of experts as a bias."""
+    """Drops the middle dimension of taps, and names the experts' corrections as a bias."""
     found = {}
     for name, values in tensors.items():
         name = name.replace("expert_bias", "expert_bias.bias")
-        # The package has experts of this family without what others begin with.
+        # The package's names of this family's experts lack the prefix "model.".
         name = name.removeprefix("model.") if ".feed_forward.experts" in name else name
         found[name] = values[:, 0] if name.endswith(("conv.conv.weight", "conv1d.weight")) else values
     return found
 
 
 def heads_apart(heads: int, plain: int) -> Callable[[Tensors], Tensors]:
-    """Of latent attention: what makes each head's keys, turned round, and what makes its values."""
+    """Splits kv_b_proj of latent attention by head into k_b_proj, transposed, and v_b_proj."""
 
     def prepare(tensors: Tensors) -> Tensors:
         found = {}
@@ -137,7 +137,7 @@ def heads_apart(heads: int, plain: int) -> Callable[[Tensors], Tensors]:
 
 
 def hy_v3(tensors: Tensors) -> Tensors:
-    """What the package has no names for."""
+    """Names the tensors for which the package has no names."""
     found = {}
     for name, values in tensors.items():
         layer = name.removeprefix("model.layers.").partition(".")[0]
@@ -153,7 +153,7 @@ def hy_v3(tensors: Tensors) -> Tensors:
     return found
 
 
-# Of Granite's with windows: gate and up stay one tensor.
+# Names for Granite with windows, whose gate and up stay one tensor.
 SWA = {
     "self_attn.sinks": "attn_sinks",
     "block_sparse_moe.router.weight": "ffn_gate_inp",
@@ -194,7 +194,7 @@ def granite(heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
 
 
 def mamba(groups: int, before: Callable[[Tensors], Tensors] = lambda tensors: tensors) -> Callable[[Tensors], Tensors]:
-    """The exponential of A_log, and vectors as matrices: of a column, or of a row for each group."""
+    """Stores -exp(A_log), A_log and D as matrices of one column, and norms as matrices with a row for each group."""
 
     def prepare(tensors: Tensors) -> Tensors:
         found: Tensors = {}
@@ -214,7 +214,7 @@ def mamba(groups: int, before: Callable[[Tensors], Tensors] = lambda tensors: te
 
 
 def kimi_linear(heads: int, plain: int) -> Callable[[Tensors], Tensors]:
-    """Taps in four dimensions, the exponential of A_log, experts by the usual names, keys and values apart."""
+    """Stores taps in four dimensions and -exp(A_log), gives experts the usual names, and splits kv_b_proj by head."""
 
     def prepare(tensors: Tensors) -> Tensors:
         found: Tensors = {}
@@ -233,7 +233,7 @@ def kimi_linear(heads: int, plain: int) -> Callable[[Tensors], Tensors]:
 
 
 def granite_alone(heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
-    """Granite's layer that stands beside experts, where there are none."""
+    """Names Granite's shared expert as the feed-forward layer, for models without experts."""
 
     def prepare(tensors: Tensors) -> Tensors:
         found = granite(heads, kv_heads)(tensors)
@@ -244,7 +244,7 @@ def granite_alone(heads: int, kv_heads: int) -> Callable[[Tensors], Tensors]:
 
 
 def falcon_h1(config: Mapping[str, Any]) -> Callable[[Tensors], Tensors]:
-    """What its parts are multiplied by, multiplied into the matrices."""
+    """Multiplies Falcon H1's multipliers into its matrices."""
     inner, shared = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
     widths = (inner, inner, shared, shared, config["mamba_n_heads"])
     of_rows = np.repeat(config["ssm_multipliers"], widths) * config["ssm_in_multiplier"]
@@ -273,7 +273,7 @@ def falcon_h1(config: Mapping[str, Any]) -> Callable[[Tensors], Tensors]:
 
 
 def delta_nets(config: Mapping[str, Any], reordered: bool) -> Callable[[Tensors], Tensors]:
-    """Norms plus 1, the exponential of A_log, Qwen3-Next's projections taken apart, Qwen3.5's heads of values reordered."""
+    """Stores norms as 1 + w and -exp(A_log), splits Qwen3-Next's projections, and permutes Qwen3.5's value heads."""
     keys, key_size = config["linear_num_key_heads"], config["linear_key_head_dim"]
     values_, value_size = config["linear_num_value_heads"], config["linear_value_head_dim"]
     each, before = values_ // keys, 2 * keys * key_size

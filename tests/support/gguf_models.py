@@ -1,4 +1,4 @@
-"""GGUF files, written by the gguf package from a checkpoint of Hugging Face's form."""
+"""Writes GGUF files from Hugging Face checkpoints, with the gguf package."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ Matrix = NDArray[np.float32]
 Choose = Callable[[str, Matrix], str]
 
 
-# Where in a block of few bits its scales lie, in fp16.
+# The byte offsets of the fp16 scales in a block, for types of few bits.
 SCALES: dict[str, tuple[int, ...]] = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "TQ1_0": (52,),
     "TQ2_0": (64,),
     **dict.fromkeys(("Q1_0", "Q2_0", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0,)),
-    # In four parts.
+    # (Its scale is in four parts.)
     "IQ1_M": (),
 }
 
 
 def blocks_of(values: Matrix, type_: str) -> NDArray[np.uint8]:
-    """Rows as blocks of a type: by the gguf package, and the types that it only reads by rounding to their grids here.
+    """Rows as blocks of a type, quantised by the gguf package, or here for K-quants, which the package only reads.
 
-    Of few bits: blocks of chance, whose scales make their numbers about as large as the values.
+    Types of few bits get random blocks, whose scales make the weights about as large as the values.
     """
     if type_ in ("Q4_K", "Q5_K", "Q6_K"):
         return _super_blocks(values, type_)
@@ -129,13 +129,13 @@ def _super_blocks(values: Matrix, type_: str) -> NDArray[np.uint8]:
 
 
 def permuted(values: NDArray[Any], heads: int) -> NDArray[Any]:
-    """llama.cpp's order of the rows of queries and keys (its own converter's lines)."""
+    """llama.cpp's order of the rows of queries and keys (code of its converter)."""
     shape = values.shape
     return values.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
 def mostly(type_: str, otherwise: str = "Q8_0") -> Choose:
-    """Matrices in one type, or another where their rows have no whole blocks of it; vectors in F32."""
+    """Matrices in ``type_``, or in ``otherwise`` if a row has no whole number of blocks; vectors in F32."""
 
     def choose(name: str, values: Matrix) -> str:
         if values.ndim == 1 or name.endswith(".bias"):
@@ -146,12 +146,13 @@ def mostly(type_: str, otherwise: str = "Q8_0") -> Choose:
 
 
 def write_gguf(source: Path, out: Path, choose: Choose, architecture: str = "llama", **more: Any) -> Path:
-    """``more`` are further keys of metadata."""
+    """``more`` are further metadata keys."""
     return write_with(gguf.GGUFWriter(str(out), architecture), source, out, choose, architecture, **more)
 
 
 def write_split(source: Path, out: Path, choose: Choose, tensors: int, first_is_small: bool) -> list[Path]:
-    """In files of so many tensors, as the library cuts them and names them: a first one that is small has none."""
+    """Writes files of ``tensors`` tensors each, split and named by the gguf package; a small first file has metadata
+    only."""
     writer = gguf.GGUFWriter(str(out), "llama", split_max_tensors=tensors, small_first_shard=first_is_small)
     write_with(writer, source, out, choose)
     return sorted(out.parent.glob(f"{out.stem}-*-of-*{out.suffix}"))
@@ -178,7 +179,7 @@ def write_with(
     if count := config.get("num_experts", config.get("num_local_experts", 0)):
         writer.add_expert_count(count)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        # As llama.cpp's converters do: of Mixtral and OLMoE it is the layer's.
+        # As llama.cpp's converters do: for Mixtral and OLMoE the key of the layer's width has the expert's.
         if architecture == "gpt-oss" or "moe_intermediate_size" in config:
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
     if shared := config.get("shared_expert_intermediate_size"):
@@ -195,7 +196,7 @@ def write_with(
 
 
 def write_tensors(writer: gguf.GGUFWriter, tensors: Mapping[str, Matrix], choose: Choose) -> None:
-    """By GGUF's names; ends the file."""
+    """Writes tensors under GGUF's names, and closes the file."""
     for name, values in tensors.items():
         type_ = choose(name, values)
         if type_ in ("F32", "F16"):
@@ -210,7 +211,7 @@ def write_tensors(writer: gguf.GGUFWriter, tensors: Mapping[str, Matrix], choose
 
 
 def stored_tensors(tensors: Mapping[str, Matrix], architecture: str) -> dict[str, Matrix]:
-    """GGUF's tensors: experts of a layer lie together, a shared expert's gate is a vector."""
+    """The tensors as GGUF has them: the experts of a layer are stacked, a shared expert's gate is a vector."""
     stored: dict[str, Matrix] = {}
     experts: dict[str, dict[int, Matrix]] = {}
     for name, values in tensors.items():
@@ -219,7 +220,7 @@ def stored_tensors(tensors: Mapping[str, Matrix], architecture: str) -> dict[str
             joined = f"blk.{expert[1]}.ffn_{EXPERTS[expert[3]]}_exps.weight"
             experts.setdefault(joined, {})[int(expert[2])] = values
         elif fused := FUSED.fullmatch(name):
-            # gpt-oss': columns are outputs, gate and up in turn.
+            # gpt-oss: columns are outputs, gate and up alternating.
             part = "bias" if fused[3] else "weight"
             rows = values if fused[3] else values.swapaxes(1, 2)
             kinds = {"gate": rows[:, 0::2], "up": rows[:, 1::2]} if fused[2] == "gate_up" else {"down": rows}
@@ -247,7 +248,7 @@ def _module(module: str, parts: Mapping[str, str]) -> str:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, source: Path, config: dict[str, Any], cut: str = "gpt-2") -> None:
-    """A byte-level tokenizer's vocabulary and merges; a tiny model without one gets numbers for tokens."""
+    """Writes a byte-level tokenizer's vocabulary and merges; a tiny model without one gets numbers as tokens."""
     file = source / "tokenizer.json"
     size = config["vocab_size"]
     writer.add_tokenizer_model("gpt2")

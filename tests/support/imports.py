@@ -1,4 +1,4 @@
-"""What a file imports, itself and through files of ours, read from its lines: parsing them all would take seconds."""
+"""What a file imports, directly and through our other files. Lines are matched, since parsing all files takes seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
-# Where a test finds modules by their bare names (pyproject.toml).
+# Folders whose modules tests import by their bare names (pyproject.toml).
 BARE = (SUPPORT, SUPPORT.parent / "unit", ROOT / "benchmarks", ROOT / "stress", ROOT / "tools")
 _IMPORT = re.compile(r"^([ \t]*)(?:import ([\w.]+(?:, *[\w.]+)*)|from ([\w.]+) import (\([^)]*\)|.*))", re.M)
 _COMMENT = re.compile(r"#.*")
@@ -16,7 +16,7 @@ _COMMENT = re.compile(r"#.*")
 
 @cache
 def imported(path: Path, at_once: bool = False) -> frozenset[str]:
-    """Names of modules, and whatever else `from` takes; `at_once` those that no function imports when it is called."""
+    """The names of imported modules, and names that `from` imports. `at_once`: without imports inside functions."""
     names: set[str] = set()
     for indent, modules, origin, taken in _IMPORT.findall(path.read_text(encoding="utf-8")):
         if at_once and indent:
@@ -30,7 +30,7 @@ def imported(path: Path, at_once: bool = False) -> frozenset[str]:
 
 @cache
 def file_of(name: str) -> Path | None:
-    """Where a module of ours lies."""
+    """The file of one of our modules; None for others."""
     first, *rest = name.split(".")
     if first == "outrider":
         places = [ROOT.joinpath(*rest)] if rest else []
@@ -43,7 +43,7 @@ def file_of(name: str) -> Path | None:
 
 
 def reached(path: Path, at_once: bool = False) -> frozenset[str]:
-    """All that is imported from there on, modules of others too."""
+    """All names that the file imports, directly or through our files, modules of others included."""
     names: set[str] = set()
     seen, waiting = {path}, [path]
     while waiting:

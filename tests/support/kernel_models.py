@@ -1,4 +1,4 @@
-"""Small random programs of every shape that a family may have, with their weights packed by the NumPy definition."""
+"""Small random programs with the operations of every kind of family, whose weights the NumPy definition packs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ T = TypeVar("T")
 class Shape:
     """``style``: llama (rms, rope, gated), qwen (also head norms, biases) or opt (layer norm, learned positions).
 
-    ``capped``: llama with scaled embeddings, norms behind, soft caps, sinks and rope on a part of heads. ``longest``: the
-    rows for which its rope's first frequencies hold. ``shared``: layers from the third on have queries alone, for the keys
-    and values of the layer two before them, and each multiplies what comes out by a number.
-    ``clipped``: queries, keys and values within a bound, queries times factors by position, and xIELU.
-    ``value``: columns of a head's values, which have a size of their own; eight of a key's columns are the same for all
-    heads then, and have rope.
-    ``chunk``: a token sees its own chunk of so many, queries are scaled by position, and an expert's input by its weight.
-    ``streams``: so many vectors side by side, of which a layer works on the second, with gates that are mostly closed.
+    ``capped``: llama with scaled embeddings, norms after attention and feed-forward, soft caps, sinks and partial rope.
+    ``longest``: the longest rows with the first frequencies of long rope. ``shared``: layers from the third on have queries
+    only, use the keys and values of the layer two before them, and multiply their output by a scalar.
+    ``clipped``: clipped queries, keys and values, queries scaled by position, and xIELU.
+    ``value``: the size of a head's values, which differs from that of keys; rope is on eight columns of each head.
+    ``chunk``: the size of chunks, to which attention is limited; queries are scaled by position, and an expert's input by
+    its weight. ``streams``: the number of parallel hidden states, of which layers read the second; gates are mostly closed.
     """
 
     style: str = "llama"
@@ -104,7 +103,7 @@ SHAPES = {
 
 
 def in_turn(formats: Sequence[Format], others: Sequence[T]) -> list[tuple[str, Format, T]]:
-    """Each shape in each format with one of the others, so that every pair of values of the three is tried."""
+    """Every shape in every format, each with one of ``others``, so that every pair of values of the three occurs."""
     return [
         (name, format, others[(row + column) % len(others)])
         for row, name in enumerate(SHAPES)
@@ -248,8 +247,8 @@ def _streams(builder: Builder, shape: Shape) -> Program:
 
 
 def _latent(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
-    """Values of another size than keys; with one head of them, they are the keys' columns without rope, which each head's
-    queries and results are multiplied for."""
+    """Attention with values of another size than keys. With one KV head the values are the key's columns without rope (the
+    latent vector), and each head has a matrix for its queries and one for its results."""
     turned, heads, kv_heads, width = 8, shape.heads, shape.kv_heads, shape.width
     latent, own = kv_heads == 1, width // heads - turned
     size = turned + (shape.value if latent else own)
@@ -271,7 +270,7 @@ def _latent(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slic
 
 
 def _convolution(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
-    """Between two gates; in the last layer with neither, and with a bias and an activation."""
+    """A short convolution between two gates; in the last layer without gates, but with a bias and an activation."""
     width, last = shape.width, at.startswith(str(shape.layers - 1))
     parts = builder.linear(h, [Tensor(at + "in", (3 * width, width))]).split(width, width, width)
     more: dict[str, Any] = dict(before=parts[0], behind=parts[1])
@@ -282,7 +281,8 @@ def _convolution(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) ->
 
 
 def _delta_net(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
-    """Four heads of values for two of keys, of other sizes; in the last layer one for each, and decays by row."""
+    """A delta net with four value heads and two key heads of another size; in the last layer four key heads, and a decay
+    for each row of the state."""
     last = at.startswith(str(shape.layers - 1))
     heads, kv_heads, size, columns, width = 4, 4 if last else 2, 20, 80, shape.width
     decays = heads * size if last else heads
@@ -301,7 +301,7 @@ def _delta_net(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> S
 
 
 def _mamba(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
-    """Six heads; in the last layer with one key for all, which three parts share, else with one for three each."""
+    """Mamba 2 with six heads and two keys, each shared by three heads; in the last layer one key for all heads."""
     heads, size, columns, width = 6, 20, 80, shape.width
     kv_heads = 1 if at.startswith(str(shape.layers - 1)) else 2
     mixed = 2 * kv_heads * size + heads * columns
@@ -319,7 +319,8 @@ def _mamba(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice
 
 
 def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
-    """With a layer beside it that has a gate; of a clamped activation with biases, and none beside it."""
+    """Experts, and a shared expert with a gate; with a clamped activation experts have biases, and there is no shared
+    expert."""
     clamped, scaled = shape.activation is Activation.CLAMPED_SWIGLU, bool(shape.chunk)
     width, inner, names = shape.width, shape.inner, [f"{at}{number}." for number in range(shape.experts)]
     scores = builder.linear(h, [Tensor(at + "router", (shape.experts, width))], precision=Format.FP32)
@@ -343,12 +344,12 @@ def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Sli
 
 
 def stored(program: Program, **changes: Any) -> Program:
-    """The program whose matrices, but for its tables, have another group or storage."""
+    """The program with another group or storage for all matrices except embedding tables."""
     return replace(program, weights=tuple(each if each.table else replace(each, **changes) for each in program.weights))
 
 
 def random_matrices(program: Program, seed: int = 0) -> list[NDArray[np.float32]]:
-    """One matrix a weight, of a size that keeps activations near one."""
+    """A random matrix for each weight, scaled so that activations stay near one."""
     generator = np.random.default_rng(seed)
     matrices = []
     for weight in program.weights:
@@ -359,7 +360,7 @@ def random_matrices(program: Program, seed: int = 0) -> list[NDArray[np.float32]
         normal = generator.standard_normal(size)
         if weight.table and weight.rows == 1:
             bias = weight.sources[0].name.endswith("bias")
-            # Decays are of states that last.
+            # Decays that let states last.
             middle = -3 if weight.sources[0].name.endswith("decay") else 0 if bias else 1
             matrices.append((normal * 0.1 + middle).astype(np.float32))
         else:
@@ -389,7 +390,7 @@ def tokens(shape: Shape, count: int, seed: int = 1) -> list[int]:
 
 
 def all_logits(model: NativeModel, row: int, text: list[int], pieces: tuple[int, ...] = ()) -> NDArray[np.float32]:
-    """Logits after every token, fed in pieces (the last one as long as it takes)."""
+    """Logits after every token, fed in pieces of these sizes and the rest in one."""
     parts, start = [], 0
     for piece in (*pieces, len(text)):
         part = text[start : start + piece]
@@ -406,7 +407,7 @@ def assert_same_bits(found: NDArray[np.float32], wanted: NDArray[np.float32]) ->
 def assert_bits_of_generic(
     model: Packed, isa: str, text: list[int], pieces: Iterable[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This instruction set's logits are the generic unit's, however the text is fed."""
+    """Asserts that this instruction set's logits have the bits of the generic unit's, however the text is divided."""
     monkeypatch.setenv("OUTRIDER_ISA", "generic")
     with model.model() as engine:
         wanted = all_logits(engine, engine.open(), text)

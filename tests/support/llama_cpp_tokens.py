@@ -1,4 +1,4 @@
-"""Files of tokens alone, and texts, that llama.cpp's tokenizers were asked about (make_llama_cpp_tokens.py)."""
+"""GGUF files with a tokenizer only, and texts, for which llama.cpp's tokens were recorded (make_llama_cpp_tokens.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import gguf
 from tokenizers import pre_tokenizers
 
 ANSWERS = Path(__file__).with_name("llama_cpp_tokens.json")
-# Where llama.cpp approximates the pattern of the model's own tokenizer.json, and ours is that.
+# Pre-tokenizers whose patterns llama.cpp approximates, while ours are those of the model's tokenizer.json.
 APPROXIMATED = frozenset(
     {"tekken", "gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "tiny_aya", "cohere2moe", "kimi-k2", "youtu"}
     | {"afmoe", "superbpe", "laguna", "falcon", "deepseek-coder", "deepseek-llm"}
@@ -47,7 +47,7 @@ SPECIAL = ["<s>", "</s>", "<|user|>", "<|end|>", "<unk>", "<|endoftext|>"]
 
 
 def texts() -> list[str]:
-    """Of many scripts: written ones, and mixtures."""
+    """Texts in many scripts: written ones, and random mixtures."""
     chosen = random.Random(7)
     return WRITTEN + ["".join(chosen.choices(PARTS + SPACES, k=chosen.randint(2, 12))) for _ in range(60)]
 
@@ -83,7 +83,7 @@ TYPES = {"<unk>": 2, "<s>": 3, "</s>": 4, "<|endoftext|>": 3, "<|user|>": 3, "<|
 
 
 def byte_level() -> Vocabulary:
-    """``Hello`` is a token that no merges lead to."""
+    """A byte-level vocabulary; ``Hello`` is a token that no merges lead to."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     types = TYPES | dict.fromkeys([*letters, *(merge.replace(" ", "") for merge in MERGES), "Hello"], 1)
     return Vocabulary("gpt2", types, merges=MERGES)
@@ -119,7 +119,7 @@ def sentence_pieces() -> Vocabulary:
 
 
 def joined_pieces() -> Vocabulary:
-    """As sentencepiece's, with unions that are listed; line ends are joined with nothing else."""
+    """A vocabulary like sentencepiece's with listed merges; no merge joins a line end with other characters."""
     pairs = ["h e", "t he", "\u2581 the", "1 2", "\u2581 \u2581", "l l", "H e", "\u2581 a", "\n \n"]
     letters = {letter for pair in pairs for letter in pair.replace(" ", "")} | set("abo3.")
     tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *sorted(letters), *(pair.replace(" ", "") for pair in pairs)]
@@ -127,7 +127,7 @@ def joined_pieces() -> Vocabulary:
     return Vocabulary("gpt2", types, merges=pairs)
 
 
-# By a name: the vocabulary, what the file's metadata adds to it, and the model's architecture.
+# name -> (vocabulary, further metadata, architecture of the model).
 CASES: dict[str, tuple[Vocabulary, dict[str, Any], str]] = {
     "bytes, Llama 3": (byte_level(), {"pre": "llama-bpe"}, "llama"),
     "bytes, Llama 3, no first": (byte_level(), {"pre": "llama-bpe", "add_bos_token": False}, "llama"),
@@ -143,7 +143,7 @@ CASES: dict[str, tuple[Vocabulary, dict[str, Any], str]] = {
 
 
 def write_tokens(path: Path, vocabulary: Vocabulary, extra: dict[str, Any], architecture: str = "llama") -> Path:
-    """A GGUF file of tokens and of what llama.cpp asks of every model, without tensors."""
+    """Writes a GGUF file with the tokenizer and the keys that llama.cpp requires of every model, without tensors."""
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name("Phi-3" if architecture == "phi3" else "Tokens")
     for count in (writer.add_context_length, writer.add_embedding_length, writer.add_block_count, writer.add_head_count):

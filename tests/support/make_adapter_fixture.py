@@ -1,4 +1,4 @@
-"""Writes tests/support/tiny_adapter: LoRA adapters that PEFT saved, the weights of their models, and what PEFT merged.
+"""Writes tests/support/tiny_adapter: LoRA adapters saved by PEFT, their base models' weights, and the weights PEFT merged.
 
     python tests/support/make_adapter_fixture.py
 
@@ -60,7 +60,7 @@ def main() -> None:
             if "lora_" in key or "modules_to_save" in key:
                 torch.nn.init.normal_(parameter, std=0.1)
         adapted.save_pretrained(folder)
-        # What PEFT reads back is what it merges.
+        # PEFT merges the adapter as it reads it from the file.
         fresh = AutoModelForCausalLM.from_config(config)
         fresh.load_state_dict(base)
         merged = PeftModel.from_pretrained(fresh, folder).merge_and_unload().state_dict()

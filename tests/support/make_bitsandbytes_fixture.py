@@ -1,5 +1,5 @@
-"""Writes bitsandbytes_fixtures.safetensors: matrices that bitsandbytes quantised, and what it makes of them; and tiny
-models that transformers saved with it, with what they compute.
+"""Writes bitsandbytes_fixtures.safetensors: matrices that bitsandbytes quantised, and its dequantised weights; and tiny
+models that transformers saved with it, and their logits.
 
     pip install --no-deps bitsandbytes accelerate     # 0.50.2 made what is checked in
     cd tests/support && python make_bitsandbytes_fixture.py

@@ -54,7 +54,7 @@ def main() -> None:
     model.load_vocab_mappings(taken, known - torch.arange(DRAFT_VOCABULARY))
     with torch.no_grad():
         for parameter in model.parameters():
-            # Some begin as no numbers: they are meant to be read from a target.
+            # Some parameters start as NaN, since they are meant to be read from a target.
             around = 1.0 if parameter.dim() == 1 else 0.0
             parameter.copy_((around + 0.3 * torch.randn_like(parameter)).bfloat16())
         model.lm_head.weight.mul_(4)
@@ -64,7 +64,7 @@ def main() -> None:
         following = torch.tensor([TOKENS[1:]])
         model(states.float(), following, document_ids=torch.zeros_like(following), ttt_steps=2)
     model.bfloat16().save_pretrained(OUT)
-    # Of the second step only the last position is one that inference has.
+    # Inference runs the second step at the last position only.
     expected = {"states": states[0], "first": logits[0][0], "second": logits[1][0, -1].clone()}
     save_file({name: value.contiguous() for name, value in expected.items()}, OUT / "expected.safetensors.bin")
 

@@ -1,10 +1,10 @@
-"""Writes format_fixtures.safetensors: words of random bits, and what auto-round's own layers make of them; and tiny models
-whose layers auto-round has packed (tiny_awq.safetensors, tiny_gptq.safetensors).
+"""Writes format_fixtures.safetensors: words of random bits, and the weights that auto-round's layers dequantise from them;
+and tiny models whose layers auto-round packed (tiny_awq.safetensors, tiny_gptq.safetensors).
 
     pip install --no-deps auto-round accelerate py-cpuinfo     # 0.16.1 made what is checked in
     cd tests/support && python make_format_fixtures.py
 
-A layer of the library is given an identity matrix, so what comes out are its weights, [inputs, outputs] in fp16.
+A layer of the library is fed an identity matrix, so its output is its weights, [inputs, outputs] in fp16.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def gptq(name: str, kind: Any, bits: int, ordered: bool) -> dict[str, torch.Tens
     in_word = 32 // bits
     layer.qweight = words(INPUTS // in_word, OUTPUTS)
     zeros = torch.randint(0, (1 << bits) - 1, (INPUTS // GROUP, OUTPUTS // in_word, in_word))
-    # The largest number that a zero point's place can hold is left out: libraries differ in what is one more.
+    # The largest zero point is left out: libraries differ in the result of adding 1 to it.
     layer.qzeros = (zeros << (bits * torch.arange(in_word))).sum(dim=2).to(torch.int64)
     layer.qzeros = torch.where(layer.qzeros >= 1 << 31, layer.qzeros - (1 << 32), layer.qzeros).to(torch.int32)
     layer.scales = scales()
@@ -55,7 +55,7 @@ def gptq(name: str, kind: Any, bits: int, ordered: bool) -> dict[str, torch.Tens
 
 
 def model(kind: str) -> dict[str, torch.Tensor]:
-    """A tiny Llama whose linear layers the library has packed, asymmetric, as its checkpoints have it."""
+    """The tensors of a tiny Llama whose linear layers the library packed with asymmetric codes."""
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in tiny_model("llama", **SMALL).state_dict().items():
         module = name.removesuffix(".weight")
@@ -67,7 +67,7 @@ def model(kind: str) -> dict[str, torch.Tensor]:
         grouped = layer.weight.data.reshape(parameter.shape[0], -1, GROUP)
         low, high = grouped.amin(dim=2).clamp(max=0), grouped.amax(dim=2).clamp(min=0)
         scale = ((high - low) / 15).half().float()
-        # Version 1 of GPTQ has no zero point of zero.
+        # GPTQ's version 1 cannot store a zero point of 0.
         zero = (-low / scale).round().clamp(1, 15)
         if kind == "awq":
             packed = WQLinear_GEMM.from_linear(layer, 4, GROUP, scales=scale.t().contiguous(), zeros=zero.t().contiguous())

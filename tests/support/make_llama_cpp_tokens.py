@@ -1,4 +1,4 @@
-"""Writes llama_cpp_tokens.json: what llama.cpp cuts texts into, and the tokens that it gives.
+"""Writes llama_cpp_tokens.json: the words into which llama.cpp splits texts, and its tokens.
 
     cmake -B build -DBUILD_SHARED_LIBS=ON && cmake --build build --target llama    # in llama.cpp, of July 2026
     L=/the/path/to/llama.cpp
@@ -36,7 +36,7 @@ def main(program: str) -> None:
     folder = Path(tempfile.mkdtemp())
     words: dict[str, list[list[int] | None]] = {}
     for name, cut in CUTS.items():
-        if name == "gpt2":  # which llama.cpp does not know
+        if name == "gpt2":  # llama.cpp has no pre-tokenizer of this name
             continue
         asked = ask(program, write_tokens(folder / "t.gguf", byte_level(), {"pre": name}), texts())
         theirs: list[list[int] | None] = [lengths for lengths, _ in asked]
@@ -49,7 +49,7 @@ def main(program: str) -> None:
         name: [found for _, found in ask(program, write_tokens(folder / "t.gguf", *case), texts_with_special_tokens())]
         for name, case in CASES.items()
     }
-    # Alike ones once.
+    # Equal results are stored once.
     kinds = {json.dumps(found): found for found in words.values()}
     names = [[name for name, found in words.items() if json.dumps(found) == kind] for kind in kinds]
     lines = [json.dumps({"names": these, "words": found}) for these, found in zip(names, kinds.values(), strict=True)]

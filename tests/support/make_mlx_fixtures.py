@@ -1,4 +1,4 @@
-"""Writes mlx_fixtures.safetensors: matrices that MLX has quantised in each of its ways, and what it makes of them in fp32.
+"""Writes mlx_fixtures.safetensors: matrices that MLX quantised in each of its modes, and its dequantised weights in fp32.
 
 pip install 'mlx[cpu]' safetensors numpy     # 0.32.4 made what is checked in
 cd tests/support && python make_mlx_fixtures.py

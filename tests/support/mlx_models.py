@@ -1,4 +1,4 @@
-"""Tiny models as MLX keeps them: its layout written once more (mlx_fixtures.safetensors has the library's own)."""
+"""Tiny models in MLX's layout, by a second implementation of it (mlx_fixtures.safetensors is from the library itself)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
 
 
 def words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Rows of codes as one number of many bits each, the first code lowest, cut into words."""
+    """Packs each row of codes without gaps into 32-bit words, the first code in the lowest bits."""
     places = torch.arange(bits)
     taken = ((codes[..., None] >> places) & 1).to(torch.uint8).flatten(1)
     return torch.from_numpy(np.packbits(taken.numpy(), axis=1, bitorder="little").view(np.uint32))
 
 
 def affine(bits: int, group: int = 32, dtype: torch.dtype = torch.bfloat16) -> Callable[[str, torch.Tensor], Packed]:
-    """The end of a group that is farther from zero is a number that can be had, and so is zero: scales may be negative."""
+    """Affine quantisation as in MLX: zero and the end of a group that is farther from zero are represented exactly, so
+    scales may be negative."""
 
     def pack(module: str, matrix: torch.Tensor) -> Packed:
         groups, most = matrix.unflatten(1, (-1, group)), (1 << bits) - 1
@@ -87,7 +88,7 @@ WHOLE_NORMS = (
 
 
 def as_mlx_has_it(name: str, tensors: Tensors) -> Tensors:
-    """What mlx-lm makes of transformers' names on converting, of the tiny model of that name."""
+    """The tensors as mlx-lm's conversion names and changes them, for the tiny model ``name``."""
     experts = "experts" if name in ("dots1", "afmoe") else "switch_mlp"
     found, apart = {}, {}
     for key, value in tensors.items():
@@ -115,9 +116,9 @@ def as_mlx_has_it(name: str, tensors: Tensors) -> Tensors:
 
 
 def by_heads(model: Path, pack: Callable[[str, torch.Tensor], Packed] | None) -> None:
-    """In place of kv_b_proj what takes queries to the vector, and that to values, of each head by itself.
+    """Replaces kv_b_proj by ``embed_q`` and ``unembed_out``, each with the matrices of all heads in one tensor.
 
-    ``pack`` quantises these, and the plain checkpoint beside gets their numbers.
+    ``pack`` quantises these, and the plain checkpoint gets the dequantised weights.
     """
     config = json.loads((model / "config.json").read_text())
     plain, value = config["qk_nope_head_dim"], config["v_head_dim"]
@@ -155,7 +156,7 @@ def mlx_model(
     chosen: Callable[[str], bool] = usual,
     changes: dict[str, Any] | None = None,
 ) -> Path:
-    """The checkpoint; that of its numbers, by transformers' names, lies beside it as "plain"."""
+    """Writes the MLX checkpoint, and beside it as "plain" the dequantised weights under transformers' names."""
     model = tiny_model(name, **(sizes_of(name) | (changes or {})))
     model.save_pretrained(path / "model")
     assert quantised(path / "model", path / "plain", Layout(pack, {}), chosen)

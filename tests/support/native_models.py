@@ -32,7 +32,7 @@ def save_tiny(name: str, path: Path, seed: int = 0) -> Path:
 
 
 def logits(engine: NativeEngine, tokens: Sequence[int] = TOKENS, pieces: Sequence[int] = ()) -> NDArray[np.float32]:
-    """The logits after every token, fed whole or in pieces of these sizes (what is left over last)."""
+    """The logits after every token, fed whole, or in pieces of these sizes and the rest in one."""
     row = engine.model.open(Sampling(), len(tokens))
     parts, start = [], 0
     for size in [*pieces, len(tokens)]:
@@ -45,7 +45,8 @@ def logits(engine: NativeEngine, tokens: Sequence[int] = TOKENS, pieces: Sequenc
 
 
 def pass_over_unused_keys(name: str, path: Path) -> None:
-    """Saves a model whose last layers read another's keys, and holds it to itself with keys of their own beside."""
+    """Saves a model whose last layers use an earlier layer's keys and values, and asserts that tensors for keys and values
+    of their own, added to the checkpoint, change no logit."""
     save_tiny(name, path)
     found = logits(open_native(path, "bf16"))
     kept = load_file(path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Which test files another Ray could change: those that import Ray, or a file of ours which imports it."""
+"""The test files that depend on the version of Ray: those that import Ray, directly or through our files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer process for all tests of this process: each that starts loads transformers. It ends with this one."""
+"""One tokenizer process for all tests of this process, since each start would load transformers. It ends with this one."""
 
 from __future__ import annotations
 

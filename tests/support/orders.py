@@ -1,8 +1,8 @@
-"""A job in a world of chance: one seed decides who dies, hangs, comes, goes, answers late, twice or never, and when.
+"""A job with random failures: a seed decides which actors and hosts die, hang, join, and answer late, twice or never.
 
 The driver, its replicas, the schedule and the journal are the real ones, on a Ray and a clock of this process
-(``virtual_ray.py``). The driver itself is killed between any two of its steps, and begun again on the same journal. For a
-while everything goes wrong that may; then nothing does any more, and the job has to come to its end.
+(``virtual_ray.py``). The driver itself may be killed between any two of its steps, and is started again on the same
+journal. Failures happen until a certain time (``horizon``); after it there are none, and the job must end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from outrider.workers.machine.pinning import Launch
 from outrider.workers.messages import ActorPlacement, ModelSpec, ReplicaSpec, Row, RowFailure
 
 MODEL = "tiny"
-# A job that takes longer, or more runs, after everything has calmed down will never end.
+# A job that takes longer after the last failure, or more runs, will never end.
 CALM_SECONDS = 5000.0
 MOST_RUNS = 80
 DEADLINE = 30.0
@@ -39,12 +39,13 @@ HARMS = ("target", "draft", "host", "join", "freeze", "drain", "ray", "crash")
 
 
 class Violation(BaseException):
-    """What must not be in any order of things: says the seed, and what led there. Nothing in the driver may catch it."""
+    """An invariant is violated; the message has the seed and the events before. As a BaseException, which the driver does
+    not catch."""
 
 
 @dataclass(slots=True)
 class Host:
-    """``name`` as Ray names nodes."""
+    """``name`` is the id of its Ray node, ``known_gone`` the time at which its end is known."""
 
     name: str
     replicas: int
@@ -53,7 +54,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one world's job."""
+    """The figures of a job that has ended."""
 
     runs: int
     deaths: int
@@ -62,7 +63,7 @@ class Outcome:
 
 
 class World:
-    """Everything that ``seed`` decides."""
+    """A job and the failures that ``seed`` decides."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -79,7 +80,7 @@ class World:
         numbers = range(self.rows)
         self.poison = {dice.choice(numbers) for _ in range(dice.choice((0, 0, 1, 2)))}
         self.refused = {dice.choice(numbers) for _ in range(dice.choice((0, 0, 1)))} - self.poison
-        # Where nobody dies by chance, nobody but the guilty may be blamed.
+        # Without random deaths only rows that kill their target may be blamed.
         self.kills = dice.random() < 0.6
         self.chance = dict.fromkeys(("fails", "never", "lease", "usage", "lost", "twice", "late", "path"), 0.0)
         for what in dice.sample(sorted(self.chance), 3):
@@ -90,7 +91,7 @@ class World:
         self.door = Door(self)
         self.stored = self._fill()
         self.acknowledged: dict[int, str] = {}
-        # By row, how many true deaths of a target it was present at: no other can be held against it.
+        # For each row the deaths of targets that had it; no other death may count against the row.
         self.present: Counter[int] = Counter()
         self.witnessed: set[TargetActor] = set()
         self.blameable = self.deaths = 0
@@ -115,7 +116,7 @@ class World:
         self.journal.fill(stored, [(bad, error_record(bad, "invalid_request", "was never good"))], {})
         return stored
 
-    # What goes wrong, and when
+    # Failures
 
     def _harm(self) -> None:
         kinds = [kind for kind in HARMS if self.dice.random() < 0.5 and (self.kills or kind != "target")]
@@ -129,7 +130,7 @@ class World:
         return self.ray.now >= self.horizon
 
     def host_gone(self, name: str | None) -> float | None:
-        """Since when it is known that the host is gone; None while it is there. The moment may lie ahead."""
+        """The time from which it is known that the host is gone, which may be in the future; None while it is up."""
         return next((host.known_gone for host in self.hosts if host.name == name), None)
 
     def _living(self, kind: type[Actor]) -> list[Any]:
@@ -144,7 +145,7 @@ class World:
         target.die(how)
 
     def witness(self, target: TargetActor) -> None:
-        """The target is about to die, for the driver to see: the rows that it has got may be suspected."""
+        """The target is about to die, and the driver will see it: the rows that it was given may be suspected."""
         self.deaths += 1
         self.blameable += 1
         self.witnessed.add(target)
@@ -182,7 +183,7 @@ class World:
             self.driver.drain()
 
     def _ray(self) -> None:
-        """What Ray's end takes along dies first, and is not to blame."""
+        """Ray dies. Its actors die before the driver knows of it, and no row may be blamed for that."""
         if self.driver is not None and self.lost is None:
             self.ray.say("Ray dies")
             self.lost = "Ray was killed"
@@ -211,7 +212,7 @@ class World:
         if self.ray.now > self.horizon + CALM_SECONDS:
             raise Violation(self.told("the job does not come to its end"))
 
-    # The job, run after run
+    # The runs of the job
 
     def run(self) -> Outcome:
         runs = 0
@@ -255,7 +256,7 @@ class World:
         if isinstance(error, RayLostError):
             return self.lost is not None
         if type(error) is JobError:
-            # Replicas that die too often are given up, and it takes three deaths each; or there was no place for any.
+            # Replicas are given up after three deaths each; or there was no place for any replica.
             return "has had a place" in str(error) if not self.deaths else True
         return type(error) in self.allowed
 
@@ -264,7 +265,7 @@ class World:
             self.allowed.add(JobChangedError)
             raise JobChangedError("it computes otherwise")
 
-    # What must be so, whatever happened
+    # Invariants
 
     def told(self, what: str) -> str:
         return f"seed {self.seed}: {what} (python stress/orders.py --seeds {self.seed})\n" + "\n".join(self.ray.log[-60:])
@@ -304,7 +305,7 @@ class World:
 
 
 class Chance(Fate):
-    """What the world's dice make of an actor's life."""
+    """An actor's fate, drawn from the world's dice."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -330,7 +331,7 @@ class Chance(Fate):
             world.deaths += 1
             return seconds, WorkerError("no memory")
         if self._happens("usage"):
-            # The end of the job, or a death like any other where one has come up before.
+            # Ends the job, or counts as a death if any replica has been up before.
             world.allowed.add(UsageError)
             world.deaths += 1
             return seconds, UsageError("this model cannot be")
@@ -368,7 +369,7 @@ class Chance(Fate):
 
 
 class Door:
-    """The journal, for a driver that may be killed before and after whatever it does there."""
+    """The journal, for a driver that may be killed before and after every call of it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -383,7 +384,7 @@ class Door:
             if name == "count_attempt":
                 world.blameable -= 1
                 world._demand(world.blameable >= 0, "rows are blamed for a death that was none")
-            # Killed here, the driver never learns that it was done.
+            # If the driver is killed here, it does not learn that the call succeeded.
             world.ray.step()
             if name == "record":
                 world.acknowledged |= {row: record for records in arguments[:2] for row, record in records}
@@ -393,7 +394,7 @@ class Door:
 
 
 class Hosts:
-    """The hosts as one driver sees them: a place with no replica is offered again after a while."""
+    """The hosts as one driver sees them: places without a replica are offered again after POLL_SECONDS."""
 
     POLL_SECONDS = 2.0
 

@@ -1,5 +1,5 @@
-"""Tiny models of any family as quantised checkpoints, as the makers of each format lay them out, and the numbers that their
-codes stand for, by definitions that are not those of the readers under test."""
+"""Quantised checkpoints of tiny models of any family in each format's layout, and their dequantised weights, by definitions
+that are independent of the readers under test."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from safetensors.torch import load_file
 from tiny_models import MIXTURES, TINY
 
 GROUP, BLOCK = 32, 32
-# A matrix, [outputs, inputs], under the name of its layer: the tensors that stand for it by the last part of their name,
-# and its numbers.
+# A packed matrix [outputs, inputs]: (its tensors, by the last part of their names; its dequantised weights).
 Packed = tuple[Tensors, torch.Tensor]
-# What quantising tools leave as it is, in the layers: routers, norms, convolutions, gates of one row.
+# Tensors of layers that quantising tools leave unchanged: routers, norms, convolutions, gates of one row.
 PLAIN = re.compile(
     r"norm|\.router\b|(mlp|_moe|feed_forward|mixer)\.gate\b|\.gate\.wg\b|shared_expert_gate|conv\.conv|conv1d|in_proj_(ba|a|b)\b|\.[ab]_proj\b"
 )
@@ -49,7 +48,7 @@ def fp8_by_block(module: str, matrix: torch.Tensor, block: int = BLOCK) -> Packe
 
 
 def fp8_static(module: str, matrix: torch.Tensor) -> Packed:
-    """Mistral's: a scale for the matrix and one for its inputs, both in bf16."""
+    """Mistral's fp8: one scale for the matrix and one for its inputs, both in bf16."""
     scale = (matrix.abs().max() / 448).bfloat16()
     codes = (matrix / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
     parts = {"weight": codes, "weight_scale_inv": scale, "activation_scale": torch.tensor(0.02).bfloat16()}
@@ -59,7 +58,7 @@ def fp8_static(module: str, matrix: torch.Tensor) -> Packed:
 def _integers(
     matrix: torch.Tensor, bits: int, least_zero: int, group: int = GROUP
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales and zero points of groups that need no symmetry: [N, K], [N, K/G], [N, K/G]."""
+    """Codes [N, K], scales [N, K/G] and zero points [N, K/G] of asymmetric groups."""
     columns = matrix.shape[1]
     groups, most = torch.nn.functional.pad(matrix, (0, -columns % group)).unflatten(1, (-1, group)), (1 << bits) - 1
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
@@ -75,7 +74,7 @@ def _numbers(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, gro
 
 
 def _words(values: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
-    """Neighbours of a row in one word, the first lowest, or those that ``order`` names."""
+    """Packs neighbouring values of a row into words, the first in the lowest bits, or permuted by ``order``."""
     if bits == 3:
         return _across_words(values)
     in_word = 32 // bits
@@ -86,7 +85,7 @@ def _words(values: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torc
 
 
 def _across_words(values: torch.Tensor) -> torch.Tensor:
-    """Of 32 codes of 3 bits the eleventh and the 22nd lie in two words, as gptqmodel has it."""
+    """Packs 32 codes of 3 bits into 3 words as gptqmodel does: the 11th and the 22nd code each span two words."""
     apart, words = values.unflatten(1, (-1, 32)), []
     tens = 3 * torch.arange(10)
     words.append((apart[..., :10] << tens).sum(2) + (apart[..., 10] << 30))
@@ -103,7 +102,8 @@ def awq(module: str, matrix: torch.Tensor) -> Packed:
 
 
 def gptq(bits: int, less: int, ordered: bool = False, group: int = GROUP) -> Callable[[str, torch.Tensor], Packed]:
-    """``less``: what the version takes from zero points. ``ordered``: groups of columns that were alike, layer by layer."""
+    """``less`` is subtracted from stored zero points (1 in version 1). ``ordered``: groups of permuted columns, with a
+    permutation for each input of a layer."""
 
     def pack(module: str, matrix: torch.Tensor) -> Packed:
         columns = matrix.shape[1]
@@ -123,7 +123,7 @@ def gptq(bits: int, less: int, ordered: bool = False, group: int = GROUP) -> Cal
     return pack
 
 
-# Layers that read the same input, whose columns GPTQ therefore puts into the same order.
+# Modules with the same input, whose columns GPTQ therefore permutes alike.
 ALIKE = (("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj", "w1", "w3"))
 
 
@@ -135,7 +135,7 @@ def _input_of(module: str) -> int:
 
 
 def auto_round(pack: Callable[[str, torch.Tensor], Packed], packing: str) -> Layout:
-    """Without a g_idx, with the keys that its exporter writes."""
+    """The layout of auto-round: without g_idx, and with the keys that its exporter writes."""
 
     def without_order(module: str, matrix: torch.Tensor) -> Packed:
         parts, numbers = pack(module, matrix)
@@ -147,7 +147,7 @@ def auto_round(pack: Callable[[str, torch.Tensor], Packed], packing: str) -> Lay
 
 
 def compressed(format: str, activations: Any = None, **weights: Any) -> Layout:
-    """By compressed-tensors' own compressor, and back by it."""
+    """A layout of compressed-tensors, packed and dequantised by its own compressor."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams
@@ -161,7 +161,7 @@ def compressed(format: str, activations: Any = None, **weights: Any) -> Layout:
         scale, zero = calculate_qparams(low, high, args)
         parts = {"weight": matrix.bfloat16(), "weight_scale": scale.bfloat16(), "weight_zero_point": zero}
         stored = compressor.compress(parts, scheme)
-        # Numbers are those of scales in fp32, whatever type the library would have them in.
+        # The dequantised weights are computed from scales in fp32, whatever type the library would use.
         in_fp32 = {
             key: value.float() if key == "weight_scale" and value.dtype.is_floating_point else value
             for key, value in stored.items()
@@ -174,7 +174,7 @@ def compressed(format: str, activations: Any = None, **weights: Any) -> Layout:
 
 
 def nvfp4(module: str, matrix: torch.Tensor, of_modelopt: bool = False) -> Packed:
-    """Two levels: numbers of e4m3 for 16 columns, and one for the matrix."""
+    """Two levels of scales: e4m3 for every 16 columns, and one float for the matrix."""
     groups = matrix.unflatten(1, (-1, 16))
     whole = 448 * 6 / matrix.abs().max().reshape(1)
     scales = (groups.abs().amax(2) / 6 * whole).to(torch.float8_e4m3fn)
@@ -199,7 +199,7 @@ def fp8_of_modelopt(module: str, matrix: torch.Tensor) -> Packed:
 
 
 def modelopt(algorithm: str) -> dict[str, Any]:
-    """As its exporter writes it; keys and values in fp8 as well."""
+    """The settings as ModelOpt's exporter writes them, with keys and values in fp8 as well."""
     producer = {"name": "modelopt", "version": "0.29.0"}
     scheme = {"dynamic": False, "num_bits": 8, "type": "float"}
     settings = {"quant_method": "modelopt", "quant_algo": algorithm, "producer": producer, "kv_cache_scheme": scheme}
@@ -249,7 +249,7 @@ LAYOUTS: dict[str, Layout] = {
         | {"config_groups": {"group_0": {"targets": ["Linear"], "weights": NVFP4, "input_activations": NVFP4}}},
     ),
 }
-# Sizes that blocks and groups divide, of what a configuration has.
+# Values of size keys that blocks and groups divide.
 SIZES = {
     "hidden_size_per_layer_input": 32,
     "head_dim": 32,
@@ -275,7 +275,7 @@ def sizes_of(name: str) -> dict[str, Any]:
     return found
 
 
-# What tensors are called that hold gate and up of a layer's experts.
+# The names of tensors with gate and up of all experts of a layer.
 BOTH = ("gate_up_proj", "input_linear", "experts.fc1")
 
 
@@ -284,9 +284,9 @@ def usual(module: str) -> bool:
 
 
 def quantised(path: Path, plain: Path, layout: Layout, chosen: Callable[[str], bool] = usual) -> list[str]:
-    """Quantises those layers of a plain checkpoint that are ``chosen``; their names.
+    """Quantises the ``chosen`` modules of a plain checkpoint in place, and returns their names.
 
-    ``plain`` becomes the checkpoint with the numbers that the codes stand for.
+    ``plain`` becomes the checkpoint with the dequantised weights.
     """
     shutil.copytree(path, plain)
     numbers: Tensors = {}
@@ -302,7 +302,7 @@ def quantised(path: Path, plain: Path, layout: Layout, chosen: Callable[[str], b
         for name, value in tensors.items():
             module = name.removesuffix(".weight")
             if value.dim() == 3 and chosen(module):
-                # Llama 4's and Aria's lie inputs by outputs.
+                # Llama 4 and Aria store [inputs, outputs].
                 turned = any(part in " ".join(tensors) for part in ("feed_forward.router.weight", ".experts.fc1."))
                 whole = value.transpose(1, 2) if turned else value
                 found = [one(each, matrix) for each, matrix in _apart(module, whole)]
@@ -325,7 +325,7 @@ def quantised(path: Path, plain: Path, layout: Layout, chosen: Callable[[str], b
 
 
 def _apart(module: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """An expert's matrices one by one, as quantising tools write them."""
+    """The matrices of single experts, by the names that quantising tools give them."""
     experts = module.rpartition(".")[0]
     experts = experts if experts.endswith("experts") else f"{experts}.experts"
     if module.endswith(BOTH):

@@ -1,4 +1,4 @@
-"""Tiny models, and any other checkpoint, as quantised checkpoints: packed by the formats' own libraries."""
+"""Quantises tiny models and other checkpoints with the formats' own libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiny_models import tiny_model
 from outrider.workers.models.model_info import find
 
 HERE = Path(__file__).parent
-# Widths that groups of 32 divide, and a vocabulary that no group does.
+# Groups of 32 divide all widths, and do not divide the vocabulary.
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -30,13 +30,13 @@ Tensors = dict[str, torch.Tensor]
 
 
 def save_small(path: Path, seed: int = 0, **changes: Any) -> Path:
-    """The plain checkpoint, in bf16."""
+    """Saves the plain checkpoint in bf16."""
     tiny_model("llama", seed, **(SMALL | changes)).to(torch.bfloat16).save_pretrained(path)
     return path
 
 
 def copied_pocket(path: Path) -> Path:
-    """A copy of the bundled target that may be changed."""
+    """A copy of the bundled target, which the test may change."""
     shutil.copytree(find("pocket"), path)
     return path
 
@@ -55,7 +55,7 @@ def set_config(path: Path, **values: Any) -> None:
 
 
 def rewritten(path: Path, change: Callable[[Tensors], Tensors]) -> Path:
-    """The checkpoint with other tensors."""
+    """Replaces the tensors of the checkpoint by ``change(tensors)``."""
     save_file(
         {name: value.contiguous() for name, value in change(load_file(path / "model.safetensors")).items()},
         path / "model.safetensors",
@@ -68,7 +68,7 @@ def is_linear(name: str) -> bool:
 
 
 def compressed(path: Path, *, format: str = "pack-quantized", activations: Any = None, **weights: Any) -> Path:
-    """Every linear layer of a plain checkpoint, quantised to nearest and packed by compressed-tensors."""
+    """Quantises every linear layer of a plain checkpoint by rounding to nearest; compressed-tensors packs the codes."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams
@@ -100,7 +100,7 @@ def compressed(path: Path, *, format: str = "pack-quantized", activations: Any =
 
 
 def extremes(value: torch.Tensor, weights: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least and the greatest of what shares a scale."""
+    """The minimum and the maximum of the weights that share a scale."""
     if weights["strategy"] == "tensor":
         return value.min().reshape(1), value.max().reshape(1)
     if weights["strategy"] == "block":
@@ -112,7 +112,7 @@ def extremes(value: torch.Tensor, weights: dict[str, Any]) -> tuple[torch.Tensor
 
 
 def block_fp8(path: Path, block: int = 32) -> Path:
-    """As DeepSeek and Qwen publish fp8: a scale for each square of weights, the last ones not whole."""
+    """fp8 as DeepSeek and Qwen publish it: a scale for each square block; the last blocks may be incomplete."""
 
     def change(tensors: Tensors) -> Tensors:
         result: Tensors = {}

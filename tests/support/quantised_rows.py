@@ -1,4 +1,4 @@
-"""Random quantised rows of every scheme that the kernels store, as a checkpoint's reader would give them."""
+"""Random quantised rows in every scheme that the kernels store, as the readers of checkpoints return them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHEMES = {
 
 
 def random_rows(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> QuantisedRows:
-    """Weights near one over the root of the columns, so that activations stay near one."""
+    """Weights are of the size columns^-0.5, so that activations stay near one."""
     generator = np.random.default_rng(seed)
     groups = -(-columns // scheme.group)
     codes = generator.integers(0, 1 << scheme.bits, (rows, columns)).astype(np.uint8)
@@ -56,7 +56,7 @@ def random_rows(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> Quant
     if scheme.values is Values.INTEGER and not scheme.minima:
         zeros += 1 << (scheme.bits - 1)
         if not scheme.symmetric:
-            # GPTQ's first version can mean one more than a code can be.
+            # In GPTQ's version 1 (stored zero point + 1) a zero point may be 2^bits, one more than the largest code.
             zeros = generator.integers(0, (1 << scheme.bits) + (scheme.bits < 8), zeros.shape).astype(np.uint8)
     if not scheme.super_group and scheme.minima:
         minima = abs(scales) * generator.uniform(0, 1 << scheme.bits, scales.shape).astype(np.float32)
@@ -70,7 +70,7 @@ def random_rows(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> Quant
         super_scales = (generator.uniform(0.5, 1.5, (rows, supers)) * size / 17 * 2).astype(np.float32)
         super_scales = (super_scales.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
         factors = generator.integers(LEAST_FACTOR, MOST_FACTOR + 1, (rows, groups)).astype(np.int16)
-        # Near the middle of the products, so that weights have a mean near zero.
+        # Offsets are near the mean of the factor times a code, so that weights have a mean near zero.
         offsets = np.rint(factors * generator.uniform(0, 15, factors.shape)).astype(np.int16)
         scales, minima = repeat(super_scales) * factors, repeat(super_scales) * offsets
         return QuantisedRows(scheme, codes, scales, zeros, minima, Levels(super_scales, factors, sub_minima=offsets))

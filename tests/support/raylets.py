@@ -1,6 +1,7 @@
-"""Several raylets on this machine, behind a token, in a process of their own: Ray reads its settings once a process.
+"""A Ray cluster of several raylets on this machine, with a token. It has its own process, since a process reads Ray's
+settings once.
 
-Run as a program it keeps the cluster, and does what it is told on its standard input.
+Run as a program, this file keeps the cluster and executes commands from its standard input.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import psutil
 from outrider.runner.hosts.ray_start import NONE_IN_ADVANCE
 
 START_SECONDS = 60
-# A dead raylet is noticed within two seconds instead of twenty: its port refuses at once. One that lives may take its time,
-# as it does on a busy machine.
+# A dead raylet, whose port refuses at once, is noticed within two seconds instead of twenty. A living one may take a minute
+# to answer, as it may need on a busy machine.
 QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "health_check_timeout_ms": 60_000}
 
 
 class Raylets:
-    """``address`` is for --address; ``environment`` carries the token to whoever may join."""
+    """``address`` is for --address; ``environment`` has the token for processes that join the cluster."""
 
     def __init__(
         self, count: int, cores: int = 1, token: str | None = None, head_cores: int = 0, dashboard: bool = False
@@ -55,18 +56,18 @@ class Raylets:
             self.add(cores)
 
     def add(self, cores: int = 1) -> str:
-        """A further raylet that declares so many cores of NUMA node 0; its number."""
+        """Adds a raylet that declares so many cores of NUMA node 0, and returns its number."""
         node = str(self._tell(do="add", cores=cores)["node"])
         self.nodes.append(node)
         return node
 
     def kill(self, node: str) -> None:
-        """As a host that loses power: SIGKILL to the raylet and to all that it has started."""
+        """Like a power cut of a host: SIGKILL to the raylet and to all processes that it started."""
         self._tell(do="kill", node=node)
         self.nodes.remove(node)
 
     def kill_head(self, only: str = "") -> None:
-        """As a head that loses power: nobody answers for the cluster any more. Or ``only`` one of its servers."""
+        """Like a power cut of the head, after which the cluster's servers do not answer. ``only``: kill one server only."""
         self._tell(do="kill head", only=only)
 
     @property

@@ -1,4 +1,4 @@
-"""What another user of this host meets: a child that has given root up does it, so only root can ask."""
+"""Calls functions as another user of this host, in a child process that drops root's rights; so only root can test it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-# No user of any system has this number.
+# A uid that no system uses.
 GUEST = 54321
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a second user")
 
 
 def as_guest(what: Callable[[], object], user: int = GUEST) -> str:
-    """What it returns, in words, or its exception."""
+    """The repr of what the function returns as that user, or its exception as text."""
     ear, mouth = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of models that see as well, one of each kind whose language model runs natively."""
+"""Tiny random checkpoints of multimodal models, one of each kind whose language model the native engine runs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _qwen(language: dict[str, Any] | None = None, **rope: Any) -> dict[str, Any]
 
 _WINDOWS = {"sliding_window": 16, "sliding_window_pattern": 2}
 
-# Of Apertus 1.5: what makes tokens of pictures and of sound.
+# The tokenizers of images and of sound in Apertus 1.5.
 _PICTURES: dict[str, Any] = {
     "codebook_size": 16,
     "embed_dim": 8,
@@ -177,6 +177,6 @@ def seeing_model(kind: str, seed: int = 0, language: dict[str, Any] | None = Non
 
 
 def save_seeing(kind: str, path: Path, seed: int = 0, language: dict[str, Any] | None = None) -> Path:
-    """``language``: other values of its language model."""
+    """``language``: changed keys of its language model's configuration."""
     seeing_model(kind, seed, language).save_pretrained(path)
     return path

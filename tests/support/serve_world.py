@@ -1,4 +1,4 @@
-"""The batch server with a runner that has no models: rows are admitted as always, and answered at once or when told to."""
+"""The batch server with a fake runner without models: rows are admitted as usual, and answered at once or on demand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
 
 
 class FakeRunner:
-    """Batches whose rows say "fail" have those fail. ``held`` batches do no more rows than they are told to."""
+    """Answers rows without a model: at once, or (``at_once`` False) as ``do`` is called. Rows with "fail" in their id
+    fail."""
 
     def __init__(self, on_event: OnEvent, at_once: bool = True) -> None:
         self.on_event = on_event
@@ -68,7 +69,7 @@ class FakeRunner:
             self.do(job.batch, 1 << 30)
 
     def do(self, batch: str, most: int) -> None:
-        """So many rows more."""
+        """Answers up to ``most`` further rows of the batch."""
         job = self.jobs[batch]
         with job_lock(job.directory), closing(Journal(job.directory / JOURNAL)) as journal:
             found = journal.pending(-1, most)
@@ -128,7 +129,7 @@ class FakeRunner:
 
     @staticmethod
     def _call(streamed: bool, on_answer: Callable[[Answer], None]) -> None:
-        """As a model's process does: pieces, and what is left in the last."""
+        """Answers with tool calls, streamed like a model's process does: pieces of text, and the rest in the last."""
         text = f"Let me see.\n{CALL}\n{CALL}"
         row = StoredRow(0, "single", 0, "chat", {"stop": [], "tools": ["hermes", ["f"], "auto"]}, (1, 2))
         body = json.loads(result_record(row, [replace(_result(row), text=text)], "small"))["response"]["body"]
@@ -173,7 +174,7 @@ def _body(chat: bool) -> dict[str, Any]:
 
 
 class QuickServer(uvicorn.Server):
-    """Looks a hundred times a second whether it shall end, not ten times."""
+    """Checks ``should_exit`` a hundred times a second instead of ten times."""
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
@@ -182,7 +183,7 @@ class QuickServer(uvicorn.Server):
 
 
 class World:
-    """A server over a folder. Several of them one after the other are one that was killed and started again."""
+    """A server on a data folder. Several in sequence on one folder are a server that was killed and started again."""
 
     def __init__(
         self, data: Path, at_once: bool = True, most_upload: int = 1 << 30, models: tuple[str, ...] = MODELS
@@ -212,7 +213,7 @@ class World:
 
     @contextmanager
     def served(self) -> Iterator[str]:
-        """On a port of this machine; ends as a killed server does, with nothing put away but what was durable."""
+        """Serves on a port of this machine; ends like a killed server, which keeps only what was durable."""
         self.service.start()
         config = uvicorn.Config(self.app, port=0, log_level="error", access_log=False, timeout_graceful_shutdown=1)
         server = QuickServer(config)
@@ -230,7 +231,7 @@ class World:
 
     @contextmanager
     def client(self, key: str = KEY) -> Iterator[openai.OpenAI]:
-        # Without TLS no list of certificates need be read, 20 ms for each client.
+        # Without TLS the client does not read the list of certificates, which takes 20 ms.
         plain = openai.DefaultHttpxClient(verify=False)
         with (
             self.served() as url,

@@ -1,6 +1,6 @@
-"""Several processes of pytest share a list of files: each collects the next one that nobody has when it has run the last.
+"""Lets several pytest processes share a list of files: each claims, collects and runs one unclaimed file after the other.
 
-tools/parallel_tests.py starts them. A plugin of tests/conftest.py; without a list it does nothing.
+tools/parallel_tests.py starts the processes. A plugin of tests/conftest.py; without a list it does nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-# The files in the order of this process, and the folder where a file is claimed.
+# The environment variable with the files in the order of this process, and the folder of the claims.
 SHARED = "OUTRIDER_SHARED_TEST_FILES"
-# The one that is being collected: pytest looks at all files of its folder, some two hundred, for each.
+# The file that is being collected; others are ignored, since pytest would visit all files of its folder (some two hundred).
 _collected: Path | None = None
 
 
@@ -44,7 +44,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection() -> bool | None:
-    """Nothing yet."""
+    """Skips the initial collection if there is a list: files are collected in the run loop."""
     return True if SHARED in os.environ else None
 
 
@@ -52,7 +52,7 @@ def pytest_collection() -> bool | None:
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if SHARED not in os.environ:
         return None
-    # Not for the processes that tests start.
+    # Removed, so that processes started by tests do not inherit it.
     order, claims = json.loads(os.environ.pop(SHARED))
     tests = (
         test
@@ -63,7 +63,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         for test in collect(session, file)
     )
     count = 0
-    # The next test is looked for before one runs: a fixture goes when no next test wants it.
+    # The next test must be known before a test runs: fixtures are torn down if the next test does not use them.
     test = next(tests, None)
     while test is not None:
         following = next(tests, None)

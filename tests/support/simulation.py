@@ -34,11 +34,11 @@ class World:
     sigma: float = 1.0
     longest: int = 512
     tokens_a_second: float = 10.0
-    # Replicas differ: each is up to this much slower than the quickest.
+    # Each replica is slower than the fastest one by up to this share.
     spread: float = 0.5
     start_seconds: float = 60.0
     mean_life: float = 7200.0
-    # Of the replicas' lives, so many become slow at some moment, by so much, and so many stop without dying.
+    # The share of replica lives that become slow at some moment (by ``slowdown``), and the share that hang without dying.
     stragglers: float = 0.04
     slowdown: float = 5.0
     hangs: float = 0.01
@@ -51,7 +51,7 @@ class World:
 class Outcome:
     rows: int
     failed: int
-    # Rows that three deaths happened to, at last alone, by mere chance.
+    # Rows that failed although they kill no target: three random deaths hit them, the last while they ran alone.
     innocent: int
     deaths: int
     makespan: float
@@ -141,7 +141,8 @@ class Simulation:
         )
 
     def _ideal(self) -> float:
-        """When the replicas that were up, at the speed that they had, could have written all tokens, ideally divided."""
+        """The time at which all tokens would be written if they were divided ideally over the replicas that were up, at
+        their speeds."""
         left = float(self.lengths.sum()) - sum(int(self.lengths[row]) for row in self.poison)
         for machine in self.machines.values():
             rate = machine.speed * self.world.slots
@@ -158,7 +159,7 @@ class Simulation:
         self.counter += 1
         heapq.heappush(self.agenda, (self.now + after, self.counter, what, replica, detail))
 
-    # What happens in the world
+    # Events of the simulated replicas
 
     def _tick(self, _: int, __: int) -> None:
         self._tell(schedule.Tick(self.now))
@@ -226,7 +227,7 @@ class Simulation:
                 if end < np.inf:
                     self._later(end - self.now, "done", replica, row)
 
-    # What the schedule is told, and what it wants
+    # Events for the schedule, and its commands
 
     def _tell(self, event: schedule.Event) -> None:
         began = thread_time()

@@ -2,8 +2,9 @@
 
     LD_PRELOAD=faults.so python tests/support/small_job.py
 
-reads requests (JSON, one a line) and answers each with what became of a run in a fork of this process. The command, the
-journal, the admission, the driver and the results are the real ones; models and Ray are not (``virtual_ray.py``).
+reads requests (one line of JSON each), runs the job for each in a fork of this process, and answers with exit code and
+output. The command, the journal, the admission, the driver and the results are the real ones; models and Ray are fakes
+(``virtual_ray.py``).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from outrider.workers.messages import ActorPlacement, ModelSpec, ReplicaSpec, Ro
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.model_memory import ModelMemory
 
-# Imported before the first fork, which so costs nothing.
+# Imported before the first fork, so that no fork imports them.
 READY = (admission, cli_machine, config, driver, report_page)
 MODEL_INFO = ModelInfo("tiny", "/models/tiny", "llama", 20, 100, "float32", (0,), 5, "d")
 POISON = 4
@@ -57,7 +58,7 @@ EXIT_CODE = SOME_FAILED
 
 
 class FakeTokenizerProcess:
-    """A token a letter."""
+    """A tokenizer process with one token for each letter."""
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +95,7 @@ class FakeTokenizerProcess:
 
 
 class OnePoison(Fate):
-    """A row that kills its target, so that attempts and errors are written, too."""
+    """Row POISON kills its target, so that attempts and errors are written as well."""
 
     def __init__(self, ray: VirtualRay) -> None:
         self._ray = ray
@@ -124,9 +125,9 @@ def local_host(ray: VirtualRay) -> Callable[..., Any]:
 
 
 def run(folder: Path, network: bool, again: bool, mark: Callable[[str], None]) -> None:
-    """The command to its end, as a user would have it; ``mark`` is told what it may rely on from there on.
+    """Runs the command to its end; ``mark`` is told what must be durable from then on.
 
-    ``again`` runs the failed rows of a job that has ended once more.
+    ``again``: runs the failed rows of an ended job once more (`outrider retry`).
     """
     ray = VirtualRay(1)
     directory = folder / "job"
@@ -148,7 +149,7 @@ def run(folder: Path, network: bool, again: bool, mark: Callable[[str], None]) -
         mark(f"file {path.name}")
 
     def look() -> None:
-        """Somebody asks for the results while the job runs."""
+        """Writes the results while the job runs, like `outrider results`."""
         reader = open_job(directory)
         results.write_results(reader, directory)
         reader.close()
@@ -176,7 +177,8 @@ def digest(text: str) -> str:
 
 
 def run_in_fork(asked: dict[str, Any], faults: ctypes.CDLL) -> dict[str, Any]:
-    """Folder, log, and the fault with its place, as faults.c wants them."""
+    """Runs the job in a fork. ``asked`` has the folder, the log, and the fault with its operation, as faults.c takes
+    them."""
     said = Path(asked["log"]).with_suffix(".said")
     if (child := os.fork()) == 0:
         with said.open("wb") as file:

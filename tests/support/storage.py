@@ -1,8 +1,8 @@
-"""A small job is broken at each of its writes and syncs, one after the other, and has to come out whole every time.
+"""Breaks a small job at each of its writes and syncs in turn; the resumed job must be whole every time.
 
-``faults.c`` counts and logs what the job does to its files. Each operation is then failed, cut short, or made the last one
-of the process; and from the log follow the states in which a power cut may leave the disk at each moment: whatever was not
-synced may be missing, in any combination, and what was being written may be torn.
+``faults.c`` counts and logs the job's operations on files. In each run one operation fails, is cut short, or is the last of
+the process. The log also gives the states in which a power cut may leave the disk after each operation: any combination of
+unsynced changes may be missing, and the last writes may be torn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 SECTOR = 512
 WRITE, TRUNCATE, SYNC, CREATE, MAKE_FOLDER, RENAME, REMOVE, MARK = range(1, 9)
 NO_FAULT, DIE_BEFORE, DIE_AFTER, DIE_AMID, FAIL, FAIL_FROM_NOW_ON, SHORT, SHORT_THEN_FAIL = range(8)
-# By name: the fault, the error where it is one, and whether it is one of writes alone.
+# name -> (fault, errno or 0, whether the fault applies to writes only).
 FAULTS = {
     "killed before": (DIE_BEFORE, 0, False),
     "killed after": (DIE_AFTER, 0, False),
@@ -78,16 +78,17 @@ def read_log(path: Path) -> list[Operation]:
 
 @dataclass(slots=True)
 class _File:
-    """What is on the disk for sure, and what was done to it since."""
+    """The durable content of a file, and the operations on it since."""
 
     durable: bytearray = field(default_factory=bytearray)
     since: list[Operation] = field(default_factory=list)
-    # Done before a sync that failed: the system may have thrown it away, and later syncs say nothing of it.
+    # Whether a sync failed: the system may have dropped the writes before it, and later syncs do not cover them.
     doubtful: bool = False
 
 
 class Disk:
-    """Files as the log left them. A folder (None) is a name like another; names last once their folder was synced."""
+    """The files after a number of operations. A folder is a name with None for a file; names are durable once their folder
+    is synced."""
 
     def __init__(self) -> None:
         self._names: dict[str, _File | None] = {}
@@ -129,8 +130,8 @@ class Disk:
                 apply(file.durable, operation)
             file.since.clear()
             return
-        # Names are journalled in their order by every file system that is worth a job, so those of other folders go along
-        # only up to the last one of this folder.
+        # File systems that are fit for a job journal names in order: a sync of this folder also makes names in other
+        # folders durable, up to the last change in this folder.
         mine = [n for n, (without, new) in enumerate(self._renamings) if path in map(folder_of, (without, *new))]
         for without, new in self._renamings[: mine[-1] + 1 if mine else 0]:
             self._durable_names.pop(without, None)
@@ -138,7 +139,7 @@ class Disk:
         del self._renamings[: mine[-1] + 1 if mine else 0]
 
     def after_a_power_cut(self, dice: random.Random | None, names_last: bool = False) -> Image:
-        """Without dice, nothing that was not synced is there, but for the names if they are to last."""
+        """The files after a power cut. Without dice all unsynced changes are lost, except names if ``names_last``."""
         names = dict(self._durable_names)
         count = dice.randint(0, len(self._renamings)) if dice else len(self._renamings) if names_last else 0
         for without, new in self._renamings[:count]:
@@ -162,7 +163,7 @@ def apply(content: bytearray, operation: Operation) -> None:
 
 
 def _content(file: _File, dice: random.Random | None) -> bytearray:
-    """Each write since the last sync is there or is not; some are there in part, with old bytes or none in between."""
+    """The durable content with a random choice of the writes since, some of which are torn."""
     content = bytearray(file.durable)
     if dice is None:
         return content
@@ -176,14 +177,14 @@ def _content(file: _File, dice: random.Random | None) -> bytearray:
 
 
 def _tear(content: bytearray, operation: Operation, dice: random.Random) -> None:
-    """Of its sectors, some were written, some were not, and some may hold anything."""
+    """Applies a random part of the write's sectors; sectors beyond the old end may be garbage."""
     for start in range(0, len(operation.data), SECTOR):
         piece = operation.data[start : start + SECTOR]
         fate = dice.random()
         if fate < 0.45:
             apply(content, Operation(WRITE, True, "", "", piece, operation.offset + start))
         elif fate < 0.55:
-            # Only what did not exist before may be garbage: whole sectors are old or new.
+            # Existing sectors are old or new as a whole; only new sectors may be garbage.
             where = operation.offset + start
             if where >= len(content):
                 apply(content, Operation(WRITE, True, "", "", dice.randbytes(len(piece)), where))
@@ -193,18 +194,18 @@ def _tear(content: bytearray, operation: Operation, dice: random.Random) -> None
 
 
 class Violation(AssertionError):
-    """What must not come of any fault."""
+    """A fault led to a result that no fault may lead to."""
 
 
 @dataclass(slots=True)
 class Promised:
-    """What the job was told to be safe: rows with digests of their records, and versions of files."""
+    """What must be durable, by the job's marks: rows with digests of their records, and versions of files."""
 
     filled: bool = False
     rows: dict[int, str] = field(default_factory=dict)
-    # By file, the digests of what it may hold: the last version that was said to be written, and one that was begun since.
+    # For each file the digests of the contents that it may have: the last written version, and versions begun since.
     files: dict[str, list[str]] = field(default_factory=dict)
-    # What files held before anything was said of them.
+    # The digests of files before the first mark about them.
     before: dict[str, str] = field(default_factory=dict)
 
     def hear(self, mark: str) -> None:
@@ -220,16 +221,16 @@ class Promised:
 
 
 class SmallJob:
-    """Runs the job of ``small_job.py`` under faults, in ``folder``, which is to be in memory: everything is synced."""
+    """Runs the job of ``small_job.py`` under faults. ``folder`` should be in memory, since every write is synced."""
 
-    # Whether what is broken is a run of the failed rows once more.
+    # Whether the broken run is one that runs the failed rows again.
     again = False
-    # The rows that had failed before it.
+    # The rows that had failed before that run.
     failed: frozenset[int] = frozenset()
 
     def __init__(self, folder: Path, network: bool) -> None:
         self.folder, self.network = folder, network
-        # What the folder holds before the run that is broken.
+        # The content of the folder before the broken run.
         self.image: Image = {}
         folder.mkdir(parents=True, exist_ok=True)
         self.root = folder / "root"
@@ -264,7 +265,7 @@ class SmallJob:
         self._server.stdout.close()
 
     def begin_anew(self, image: Image) -> None:
-        """The folder holds this and nothing else."""
+        """Replaces the content of the folder by this image."""
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir()
         for name in sorted(image):
@@ -275,7 +276,7 @@ class SmallJob:
                 (self.root / name).write_bytes(content)
 
     def run(self, when: str, at: int = -1, fault: int = NO_FAULT, error: int = 0, again: bool = False) -> int:
-        """The command, to its end or to that of its process. Whatever it says, it says in a sentence."""
+        """Runs the command until it or its process ends: the exit code. Errors must be sentences, not tracebacks."""
         self.runs += 1
         asked = {"folder": str(self.root), "log": str(self.log), "network": self.network, "again": again}
         assert self._server.stdin is not None
@@ -308,10 +309,10 @@ class SmallJob:
         finally:
             journal.close()
 
-    # What must be so
+    # Invariants
 
     def check(self, promised: Promised, when: str) -> None:
-        """The job as it was left holds what was promised; and the command, given once more, finishes it."""
+        """Asserts that the job has everything promised, and that the same command, run again, finishes it."""
         self._check_journal(promised, when)
         self._check_files(promised, when)
         self.run(f"{when}, resumed")
@@ -367,7 +368,7 @@ class SmallJob:
 
 
 class RetriedJob(SmallJob):
-    """The same job once it has ended: its failed rows are run again, and fail again."""
+    """The same job after its end: its failed rows are run again, and fail again."""
 
     again = True
 
@@ -400,14 +401,14 @@ def promised_by(operations: Sequence[Operation], image: Image) -> Promised:
 
 
 def places(job: SmallJob, fault: str) -> list[int]:
-    """Where this fault can happen: the numbers of operations of an undisturbed run."""
+    """The numbers of the operations of an undisturbed run at which this fault can happen."""
     counted = [operation for operation in job.operations if operation.what != MARK]
     writes_only = FAULTS[fault][2]
     return [n for n, operation in enumerate(counted) if operation.what == WRITE or not writes_only]
 
 
 def break_at(job: SmallJob, fault: str, at: int) -> None:
-    """One run with one fault, and what has to be so afterwards."""
+    """Runs the job with one fault, and checks the invariants after it."""
     which, error, _ = FAULTS[fault]
     when = f"{fault} at operation {at}"
     job.begin_anew(job.image)
@@ -419,7 +420,7 @@ def break_at(job: SmallJob, fault: str, at: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PowerCut:
-    """One state of the disk, the latest moment that may leave it, and how many marks had been heard by then."""
+    """A state of the disk, the last moment at which a power cut can leave it, and the number of marks until then."""
 
     image: Image
     when: str
@@ -427,7 +428,7 @@ class PowerCut:
 
 
 def power_cuts(operations: Sequence[Operation], variants: int, seed: int = 0) -> Iterator[PowerCut]:
-    """Every state in which a cut may leave the disk, between any two operations; no two alike."""
+    """The distinct states in which a power cut after any operation may leave the disk (``variants`` random ones each)."""
     disk = Disk()
     found: dict[str, PowerCut] = {}
     marks = counted = 0
@@ -438,7 +439,7 @@ def power_cuts(operations: Sequence[Operation], variants: int, seed: int = 0) ->
         images = [disk.after_a_power_cut(None), disk.after_a_power_cut(None, names_last=True)]
         images += [disk.after_a_power_cut(random.Random(f"{seed} {counted} {n}")) for n in range(variants)]
         for n, image in enumerate(images):
-            # The same state may be left later as well, when more had been promised.
+            # A later cut may leave the same state when more has been promised, so the later one replaces it.
             found[_name(image)] = PowerCut(image, f"power cut {n} after operation {counted}", marks)
     yield from found.values()
 
@@ -452,14 +453,14 @@ def _name(image: Image) -> str:
 
 
 def cut_power(job: SmallJob, operations: Sequence[Operation], cut: PowerCut) -> None:
-    """The job as a power cut left it, with what had been promised until then."""
+    """Checks the job in the state after a power cut against the promises until then."""
     heard = [operation for operation in operations if operation.what == MARK][: cut.marks]
     job.begin_anew(cut.image)
     job.check(promised_by(heard, job.image), cut.when)
 
 
 def after_failed_sync(job: SmallJob, at: int) -> list[Operation]:
-    """The log of a run in which one sync failed, which leaves it open what became of the writes before it."""
+    """The log of a run in which one sync failed, so that the writes before it may be lost or not."""
     job.begin_anew({})
     job.run(f"EIO at sync {at}", at, FAIL, errno.EIO)
     return read_log(job.log)

@@ -1,4 +1,4 @@
-"""Saved /sys trees built for tests: what a kernel would write for a machine, with the faults that real ones have."""
+"""Builds /sys trees as a kernel would present them for a machine, including the faults of real ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build(
     offline: Iterable[int] = (),
     lists: bool = True,
 ) -> Path:
-    """``cores`` gives each node's groups of sibling CPUs; a node with none is memory only. Returns the tree's ``sys``."""
+    """Builds a tree and returns its ``sys``. ``cores``: each node's groups of sibling CPUs; none for a memory-only node."""
     tree = root / "sys"
     system = tree / "devices/system"
     sockets = sockets or dict.fromkeys(cores, 0)

@@ -1,4 +1,4 @@
-"""Tiny models with random weights of every family that the native engine knows, with the shapes that trip kernels up."""
+"""Tiny models with random weights of every family of the native engine, in shapes that are difficult for kernels."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _long_rope(pairs: int, original: int = 48) -> dict[str, Any]:
     return {"rope_parameters": rope, "original_max_position_embeddings": original, "max_position_embeddings": 192}
 
 
-# Two heads of values to each of keys, and values of another size than keys.
+# Two value heads for each key head, and values of another size than keys.
 DELTA = LLAMA | {
     "num_hidden_layers": 4,
     "head_dim": 32,
@@ -66,7 +66,7 @@ DELTA = LLAMA | {
     "linear_key_head_dim": 24,
     "linear_value_head_dim": 32,
 }
-# More than one head for each key.
+# Several heads share a key.
 MAMBA = {
     "mamba_n_heads": 8,
     "mamba_d_head": 48,
@@ -75,7 +75,7 @@ MAMBA = {
     "mamba_d_conv": 3,
     "mamba_chunk_size": 8,
 }
-# transformers bounds steps by "time_step_min" in passes over several tokens alone: by next to nothing here.
+# transformers applies the lower bound "time_step_min" only in passes over several tokens, so it is almost 0 here.
 NEMOTRON_H = {
     "mamba_num_heads": 8,
     "mamba_head_dim": 16,
@@ -93,7 +93,7 @@ MROPE = {
     "mrope_interleaved": True,
 }
 
-# The last three layers read the keys and values of the second and the third.
+# The last three layers use the keys and values of the second and the third layer.
 GEMMA4 = LLAMA | {
     "num_hidden_layers": 6,
     "num_attention_heads": 4,
@@ -109,7 +109,7 @@ GEMMA4 = LLAMA | {
     "vocab_size_per_layer_input": 407,
     "final_logit_softcapping": 3.0,
 }
-# The last two layers read the keys and values of the first and the third; tokens from 190 on are not in the layers' table.
+# The last two layers use the keys and values of the first and the third layer; the layers' table lacks tokens from 190 on.
 GEMMA3N: dict[str, Any] = LLAMA | {
     "num_hidden_layers": 5,
     "intermediate_size": [208, 144, 208, 208, 104],
@@ -124,7 +124,7 @@ GEMMA3N: dict[str, Any] = LLAMA | {
     "activation_sparsity_pattern": [0.8, 0.0, 0.95, 0.3, 0.0],
     "final_logit_softcapping": 3.0,
 }
-# Values of another size than keys, of which a part has rope.
+# Values of another size than keys; a part of each key has rope.
 LATENT: dict[str, Any] = LLAMA | {
     "num_key_value_heads": 6,
     "q_lora_rank": 40,
@@ -417,7 +417,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo-hybrid": (
         "olmo_hybrid",
-        # transformers 5.24 saves the three convolutions in equal parts, however wide they are.
+        # transformers 5.24 splits the three convolutions into equal parts when it saves them, so they must be equally wide.
         DELTA
         | {"linear_allow_neg_eigval": False, "pad_token_id": 0, "attention_bias": True}
         | {"linear_num_key_heads": 4, "linear_key_head_dim": 32},
@@ -498,7 +498,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 MIXTURE = LLAMA | {"num_experts_per_tok": 2, "pad_token_id": 0}
-# As TINY; their experts lie together in transformers' memory and one by one in most checkpoints.
+# As TINY, for mixtures of experts: transformers holds all experts in one tensor, most checkpoints have one for each.
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", MIXTURE | {"num_local_experts": 5, "sliding_window": 9, "intermediate_size": 72}),
     "qwen2-moe": (
@@ -883,14 +883,14 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-# Whose layers are of several kinds, some with a state.
+# Models with layers of several kinds, some of them recurrent.
 OF_SEVERAL_KINDS = ("lfm2", "lfm3", "olmo-hybrid", "qwen3-5", "bamba", "falcon-h1", "granite-mamba", "nemotron-h")
-# Of a router, for the choice alone: buffers that are zero where nobody trained them.
+# Buffers of routers that correct the choice of experts; untrained ones are zero.
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 
 
 def one_by_one(model: PreTrainedModel) -> None:
-    """Experts in plain products: torch's grouped ones want sizes of a certain kind."""
+    """Computes experts by separate matrix products, since torch's grouped products support only certain sizes."""
     if any(hasattr(model.config, key) for key in ("num_experts_per_tok", "moe_topk")) or getattr(
         model.config, "top_k_experts", None
     ):
@@ -898,7 +898,8 @@ def one_by_one(model: PreTrainedModel) -> None:
 
 
 def saved_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """By transformers' own names and by those that they have in a checkpoint (EXAONE 3 has others); a head by the usual."""
+    """The tensors under transformers' names and under those in checkpoints, which may differ (EXAONE 3); the LM head as
+    "lm_head.weight"."""
     tensors = model.state_dict() | revert_weight_conversion(model, dict(model.state_dict()))
     return tensors | {"lm_head.weight": model.get_output_embeddings().weight}
 
@@ -912,12 +913,12 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     one_by_one(model)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            parameter_name = parameter_name.replace("norm_attn_norm.attn.", "attn.")  # of DBRX, and no norm
+            parameter_name = parameter_name.replace("norm_attn_norm.attn.", "attn.")  # DBRX's, no norm
             wide = parameter.dim() == 2 or parameter_name.endswith(("conv.weight", "conv1d.weight"))
             parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5 if wide else 0.1)
-            of_router = "router." in parameter_name and parameter.dim() == 1  # what a norm, and experts, multiply by
+            of_router = "router." in parameter_name and parameter.dim() == 1  # factors of the router's norm, and of experts
             if of_router or "norm" in parameter_name or ".ln_" in parameter_name:
-                # Gemma's norms multiply by 1 + w, and those of delta nets' families but for the one behind the state.
+                # Gemma's norms multiply by 1 + w, and so do norms of families with delta nets, except the delta net's own.
                 centred = (
                     kind.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5"))
                     and not kind.startswith(("gemma3n", "gemma4", "nemotron_h"))
@@ -928,10 +929,10 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             if parameter_name.endswith("correct_output_scale"):
                 parameter.add_(1.0)
             if kind.startswith(("gemma3n", "gemma4")) and "q_norm" in parameter_name:
-                # Nothing else scales its scores.
+                # These families do not scale attention scores otherwise.
                 parameter.mul_(parameter.shape[0] ** -0.5)
             if parameter_name.endswith("A_log"):
-                # States that last for a token, and such that last for long.
+                # Decays from states that last for one token to states that last for many.
                 parameter.uniform_(-5.0, 1.0)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith(CORRECTIONS):

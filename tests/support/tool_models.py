@@ -1,6 +1,6 @@
-"""Models that call tools: chat templates of the families as published, shortened, over tiny tokenizers and weights.
+"""Models that call tools: shortened versions of the families' published chat templates, with tiny tokenizers and weights.
 
-Each token is a byte, but for the marks: special tokens where the family has them so.
+Each token is a byte, except the marks, which are special tokens if they are in the family.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Fast
 from outrider.workers.models.model_info import ModelInfo, read_model_info
 from outrider.workers.models.token_bytes import LETTERS
 
-# Beside them: "hermes" are Hermes' older models, whose marks are no tokens, and "special" others, whose are special ones.
-# "coder" writes calls that are no JSON, "plain" knows no tools.
+# "hermes" and "special" use Qwen's template: older models of Hermes, whose marks are no tokens, and models whose marks are
+# special tokens. "coder" writes calls that are not JSON; "plain" has no tools.
 TEMPLATES = {
     **{path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")},
     "plain": "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}",
@@ -38,7 +38,7 @@ VOCABULARY = 288
 
 
 def write_tokenizer(directory: Path, family: str) -> int:
-    """The id of the token that ends a text."""
+    """Writes the tokenizer; returns the id of the end token."""
     directory.mkdir(exist_ok=True)
     alphabet = sorted(LETTERS, key=LETTERS.__getitem__)
     fast = Fast(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
@@ -57,7 +57,7 @@ def write_tokenizer(directory: Path, family: str) -> int:
 
 
 def tool_model(directory: Path, family: str, seed: int = 0) -> ModelInfo:
-    """A model of random weights, which scores more ids than its tokenizer has."""
+    """Writes a model with random weights, whose vocabulary is larger than the tokenizer's."""
     end = write_tokenizer(directory, family)
     changes = {"vocab_size": VOCABULARY, "max_position_embeddings": 8192, "hidden_size": 48, "intermediate_size": 64}
     model = tiny_model("llama", seed, **changes, eos_token_id=end, num_attention_heads=3, num_key_value_heads=1)

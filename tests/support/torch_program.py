@@ -1,4 +1,4 @@
-"""A program run by torch in float32 on one row: slow, short, and independent of the kernels that it helps to judge."""
+"""Runs a program in torch (float32, one row): slow, short, and independent of the kernels that are compared with it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACTIVATIONS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def run(program: Program, tensors: Mapping[str, torch.Tensor], tokens: Sequence[int]) -> torch.Tensor:
     """The logits after every token."""
-    # Filled with NaN first, so that a column which no operation wrote shows in the result.
+    # Filled with NaN, so that a column that no operation writes shows in the result.
     buffers = [torch.full((len(tokens), width), torch.nan) for width in program.buffers]
     weights = [_weight(program, index, tensors) for index in range(len(program.weights))]
 

@@ -1,6 +1,6 @@
 """Two hosts on one machine: each has its own network, processes, host name, home and shared memory, and an sshd.
 
-What a host may see of this machine's files it sees at the same path, as on a shared file system.
+The files of this machine that a host sees have the same paths there, as on a shared file system.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SetEnv PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HF_HUB_
 
 
 def missing() -> str | None:
-    """Why there cannot be two hosts here, if so."""
+    """The reason why two hosts cannot be made here; None if they can."""
     if os.geteuid() != 0:
         return "only root can make network namespaces"
     lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
@@ -60,14 +60,14 @@ def missing() -> str | None:
 
 
 class TwoHosts:
-    """``folder`` holds the keys and the homes; ``bin`` the programs of this environment, for every host's PATH."""
+    """``folder`` has the keys and the homes; ``bin`` has this environment's programs, for the PATH of every host."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.key = folder / "key"
         self.bin = folder / "bin"
         self.homes = [folder / name for name in NAMES]
-        # The person's own machine: on the first host's network, with a home of its own.
+        # The user's own machine: on the first host's network, with its own home.
         self.laptop = folder / "laptop"
         self._hosts: list[subprocess.Popen[bytes]] = []
         tag = os.getpid() % 10000
@@ -134,7 +134,7 @@ class TwoHosts:
         subprocess.run(["ip", "link", "delete", self._links[0]], capture_output=True, check=False)
 
     def on(self, host: int, command: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
-        """A command on one of the hosts, over ssh."""
+        """Runs a command on one of the hosts over ssh."""
         return self.at_laptop("ssh", "-i", str(self.key), *SSH_OPTIONS, f"root@{ADDRESSES[host]}", command, seconds=seconds)
 
     def at_laptop(self, *command: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,7 @@
-"""A Ray and a clock that exist only in this process: the real driver and its replicas run on them, and nobody waits.
+"""A fake Ray and a virtual clock in this process, on which the real driver and its replicas run without waiting.
 
-Whatever takes time is an entry of an agenda. ``wait`` works the agenda off until an answer is there, and the clock jumps to
-each entry, so an hour of a job takes milliseconds, and the same seed brings about the same hour.
+Whatever takes time is an entry of an agenda. ``wait`` executes entries until enough futures are ready, and the clock jumps
+to the time of each, so an hour of a job takes milliseconds and depends on the seed only.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ LATENCY = 0.01
 
 
 class Crash(BaseException):
-    """The driver's process has been killed: nothing of it runs on, not even what is to run at an end."""
+    """The driver's process was killed: none of its code runs any more, not even ``finally`` blocks that use Ray."""
 
 
 class Future:
-    """What a call comes to, once it is ``ready``."""
+    """The result of a call, once it is ``ready``."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -53,12 +53,12 @@ class Future:
             self.ready, self.value = True, value
 
     def lose(self) -> None:
-        """The answer was there or would have come, and now never arrives."""
+        """The result is lost (``ObjectLostError``)."""
         self.ready, self.value = True, ObjectLostError("00" * 28, None, "")
 
 
 class VirtualRay:
-    """What the driver and its replicas use of Ray. ``step`` is called before each of their calls, and may raise."""
+    """The parts of Ray that the driver and its replicas use. ``step`` is called before each call of them, and may raise."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -78,7 +78,7 @@ class VirtualRay:
         heapq.heappush(self._agenda, (self.now + seconds, self._entries, what))
 
     def sleep(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Time goes by, and what is due happens; no longer than until something is the case."""
+        """Advances the clock by so many seconds, or until ``until()`` is true, and executes the entries that are due."""
         end = self.now + seconds
         while not until() and self._agenda and self._agenda[0][0] <= end:
             self.now, _, what = heapq.heappop(self._agenda)
@@ -87,12 +87,12 @@ class VirtualRay:
             self.now = end
 
     def kill_all(self) -> None:
-        """Whatever a driver had is gone with it."""
+        """Ends all actors, as the end of a driver does."""
         for actor in self.actors:
             actor.alive = False
         self.actors.clear()
 
-    # What the driver's module finds in place of ``ray``
+    # The functions that replace those of the module ``ray``
 
     def wait(self, futures: Sequence[Future], num_returns: int, timeout: float) -> tuple[list[Future], list[Future]]:
         self.step()
@@ -114,7 +114,7 @@ class VirtualRay:
 
 
 class VirtualEvent:
-    """An event of ``threading`` for a loop that runs on a virtual clock."""
+    """A ``threading.Event`` on the virtual clock."""
 
     def __init__(self, ray: VirtualRay) -> None:
         self._ray = ray
@@ -133,7 +133,7 @@ class VirtualEvent:
 
 
 class Actor:
-    """A process that does calls. What it was asked for is answered by its death, if by nothing else."""
+    """A process that executes calls. If it dies, its unanswered calls fail."""
 
     role = ""
 
@@ -163,10 +163,10 @@ class Actor:
         return future
 
     def sent(self, method: str, arguments: tuple[Any, ...]) -> None:
-        """The call is on its way."""
+        """Called when a call is sent, before it is executed."""
 
     def soon(self, seconds: float, what: Callable[[], None]) -> None:
-        """If the process lives then; a process that was stopped goes on where it was."""
+        """Calls ``what`` after so many seconds if the process is alive then, or, if it is frozen then, after its freeze."""
 
         def run() -> None:
             if self.alive and self.ray.now < self.frozen_until:
@@ -190,7 +190,7 @@ class Actor:
             self.ray.later(delay, partial(future.resolve, RayActorError()))
 
     def _load(self, future: Future, report: WorkerReport) -> None:
-        """What a start comes to is up to its fate: the seconds that it takes, and an error if there is to be one."""
+        """Loads the model: the fate decides how long it takes, and whether it fails."""
         seconds, error = self.fate.start(self)
         if seconds is not None:
             answer = report if error is None else RayTaskError("load", "Traceback", error).as_instanceof_cause()
@@ -198,35 +198,35 @@ class Actor:
 
 
 class Fate:
-    """What is up to chance in an actor's life; this one is kind."""
+    """The random events in an actor's life; in this base class nothing goes wrong."""
 
     def start(self, actor: Actor) -> tuple[float | None, Exception | None]:
-        """Seconds until it has loaded, None if it never does; and what is wrong then."""
+        """(seconds until the model is loaded, None: never; the error then, or None)."""
         return 1.0, None
 
     def notice(self) -> float:
-        """Until a death is known."""
+        """Seconds until a death is known."""
         return LATENCY
 
     def seconds_a_token(self) -> float:
         return 0.05
 
     def begins(self, target: TargetActor, row: Row) -> RowFailure | None:
-        """Whether a row is refused."""
+        """The failure if the row is refused."""
         return None
 
     def given(self, target: TargetActor, rows: Sequence[Row]) -> None:
-        """Rows are on their way to a target, which may be dead already."""
+        """Called when rows are sent to a target, which may be dead already."""
 
     def fatal(self, target: TargetActor, row: Row) -> float | None:
-        """After how many seconds the row kills the target that writes it."""
+        """Seconds after which the row kills its target; None if it does not."""
         return None
 
     def dies_of(self, target: TargetActor, row: Row) -> None:
         target.die(f"dies of {row.key}")
 
     def answers(self, target: TargetActor) -> tuple[float, str]:
-        """How late a harvest is, and whether it is "lost" or brings rows "twice"."""
+        """(seconds by which a harvest's reply is late, "lost" if it is lost, "twice" if it brings rows again, else "")."""
         return 0.0, ""
 
 
@@ -241,17 +241,17 @@ class DraftActor(Actor):
 
 
 class TargetActor(Actor):
-    """Writes the rows that it is given, as many at a time as its batch has places."""
+    """Writes the rows that it is given, as many at once as its batch allows."""
 
     role = "target"
 
     def __init__(self, ray: VirtualRay, host: str, fate: Fate) -> None:
         super().__init__(ray, host, fate)
-        # Every row that was ever on its way to this process, by its key.
+        # The keys of all rows that were ever sent to this process.
         self.given: set[int] = set()
         self._queue: deque[Row] = deque()
         self._running: dict[int, Row] = {}
-        # Since when and how fast it writes each row, and how many of its tokens it has told of.
+        # For each row (start, seconds a token), and the number of its tokens that were reported.
         self._pace: dict[int, tuple[float, float]] = {}
         self._told: dict[int, int] = {}
         self._ended: list[RowResult | RowFailure] = []
@@ -356,7 +356,7 @@ COUNTED = ("rounds", "row_rounds", "tokens", "prompt_tokens")
 
 
 def tokens_of(row: Row) -> tuple[int, ...]:
-    """What any target writes for a row: it depends on the row alone."""
+    """The tokens that any target writes for a row, which depend on the row only."""
     return _tokens(f"{row.key} {row.prompt} {row.sampling.seed}", row.max_tokens)
 
 
@@ -367,7 +367,7 @@ def _tokens(seed: str, most: int) -> tuple[int, ...]:
 
 
 def written_by(row: Row) -> tuple[int, ...]:
-    """A target goes on behind what it is told was written, whatever that is."""
+    """A resumed row goes on after the tokens that its target is given, whatever they are."""
     return (*row.resumed, *tokens_of(row)[len(row.resumed) :])
 
 
@@ -377,7 +377,7 @@ def result_of(row: Row) -> RowResult:
 
 
 def report_of(actor: Actor) -> WorkerReport:
-    """As ``check_pinning`` fills it."""
+    """A report like that of ``check_pinning``."""
     asked = Pin((0,), (), 1)
     pinned = PinningReport(1, actor.host, "affinity", asked, (0,), "default", (), 1, None, (), None, {}, {}, (), ())
     return WorkerReport(1, actor.host, 1.0, "fake", (), {"engine": "fake"}, pinned.record(), ())
@@ -385,7 +385,7 @@ def report_of(actor: Actor) -> WorkerReport:
 
 @contextmanager
 def in_place_of_ray(ray: VirtualRay, fate_of: Callable[[], Fate] = Fate) -> Iterator[None]:
-    """The driver and its replicas find this Ray, its clock, and actors of its own."""
+    """Replaces Ray, the clock and the actors in the modules of the driver and its replicas."""
 
     def actor_class(kind: type[Actor]) -> Any:
         def options(scheduling_strategy: NodeAffinitySchedulingStrategy | None = None, **_: Any) -> Any:
