@@ -56,7 +56,7 @@ SUFFIX, ANSWER_TOKENS = "suffix", 200_000
 
 
 def devices() -> list[str]:
-    """Cards first."""
+    """The devices that torch finds, the CPU last."""
     found = [f"{kind}:{index}" for kind in ("cuda", "xpu") for index in range(count_of(kind))]
     return [*found, "cpu"]
 
@@ -67,9 +67,9 @@ def count_of(kind: str) -> int:
 
 
 def equality(device: str) -> Iterator[tuple[str, str]]:
-    """Of each kind of model: what does not give transformers' own scores on the device; nothing where all does.
+    """For each kind of model, what gives other scores than transformers' own on the device; "" if nothing does.
 
-    Only of the ways in which this transformers lets it be run.
+    Only ways of running a model that this version of transformers supports are tried.
     """
     for kind in KINDS:
         try:
@@ -115,7 +115,7 @@ def speed(arguments: argparse.Namespace, places: list[str]) -> Iterator[dict[str
 def opened_everywhere(
     name: str, precision: str, places: list[str]
 ) -> Iterator[tuple[str, tuple[OpenModel, int | None] | None]]:
-    """A draft wherever it may be: on the CPU the native engine runs it."""
+    """The draft on each possible place: the same card, another card, and the CPU, where the native engine runs it."""
     if name == SUFFIX:
         yield "", None
         return
@@ -134,7 +134,7 @@ def timed(
     prompts: Sequence[tuple[int, ...]],
     suffix: bool = False,
 ) -> tuple[dict[int, tuple[int, ...]], dict[str, float]]:
-    """Rows to their ends, behind a first lot (the first call of anything is slow): the texts, and what they took."""
+    """Runs rows to their ends, after a first batch that does not count (first calls are slow): texts and figures."""
     count = ROWS_A_PLACE * batch
     for first in (count, 0):
         built = None if draft is None else draft_of(draft[0], mask_token=draft[1])
@@ -183,7 +183,7 @@ def main() -> int:
     found: dict[str, Any] = {"torch": torch.__version__, "devices": places, "equality": {}, "speed": []}
     wrong = False
     if arguments.only != "speed":
-        # By default cards compute fp32 matrices with fewer bits, which is not what is asked here.
+        # By default cards multiply fp32 matrices with fewer bits (TF32), which would not test equality.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         for device in places:
             found["equality"][device] = dict(equality(device))

@@ -19,12 +19,12 @@ from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.opening import open_model
 
 WINDOW = 512
-# The first positions of a window have little text to go by, which a running row has only once.
+# The first positions of a window have little context; a row has such positions only once, so they are not counted.
 SKIPPED = 64
 
 
 def choices(engine: Engine, tokens: Sequence[int], temperature: float) -> list[int]:
-    """The engine's choice after every token of every window, the same noise for every model."""
+    """The engine's choice after every token of every window, with the same noise for every model."""
     chosen: list[int] = []
     for row, start in enumerate(range(0, len(tokens) - WINDOW + 1, WINDOW)):
         engine.open(row, Sampling(temperature=temperature, seed=row), WINDOW)

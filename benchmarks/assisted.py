@@ -33,7 +33,7 @@ from outrider.workers.speculation import MOST_CANDIDATES, DraftCost, LayoutKind,
 from outrider.workers.target.slots import deepest, fill_slots
 
 DRAFT = "160m"
-# Run at k=6: 0.55 gives 3.97 tokens a round on 1b. 7b's depends on the rows
+# Measured at k=6: 0.55 gives 3.97 tokens a round on 1b. The value for 7b depends on the rows
 # (docs/lab/2026-11-21-assisted-on-intel.md).
 DRAFT_NOISE = {"1b": 0.55, "7b": 0.5}
 DRAFT_SEED = 7
@@ -41,7 +41,7 @@ CHANCE = 0.8
 
 
 def pair(shape: str, noise: float, draft: Path | None = None) -> tuple[Path, Path]:
-    """The directories of target and draft, made where they are missing."""
+    """The directories of target and draft, which are made if they are missing."""
     draft = draft or cache_directory() / "benchmarks" / f"{DRAFT}-noise-{noise:g}"
     if not (draft / "config.json").is_file():
         print(f"inflating {DRAFT} into {draft}", file=sys.stderr, flush=True)
@@ -60,30 +60,28 @@ def busy_seconds(replica: dict[str, Any]) -> float:
 
 
 def tokens_a_round(lengths: Sequence[int], runners_up: int) -> float:
-    """Of the rounds that had candidates: those that held, what runners-up brought, and the target's own."""
+    """Tokens per round with candidates: accepted candidates, tokens from runners-up, and the target's own token."""
     rounds = sum(lengths)
     return 1.0 + (sum(length * count for length, count in enumerate(lengths)) + runners_up) / rounds if rounds else 1.0
 
 
 def chance_given_earlier(lengths: Sequence[int], candidates: int) -> float:
-    """How often a candidate held where those before it did, in rounds of so many candidates each."""
+    """The share of candidates that were accepted when all before them were, in rounds of so many candidates."""
     held = sum(length * count for length, count in enumerate(lengths))
     tried = sum(min(length + 1, candidates) * count for length, count in enumerate(lengths))
     return held / tried if tried else 0.0
 
 
 def share_outside(ran: Ran) -> float:
-    """The share of the time with rows in which neither model was at work: on the way between them, or keeping books."""
+    """The share of the time with rows in which neither model computed: the hop between them, and everything else."""
     time = ran.summary["time"]
     return float((time["hop"] + time["other"]) / (1.0 - time["idle"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A row behind its first tokens: how many it wrote there, in what time, and its target's passes.
-
-    Those are ``alone`` over the row's last token, or ``longer`` over candidates too.
-    """
+    """A row after its first tokens: the tokens written, the seconds, and the seconds of the target's passes: ``alone`` over
+    the row's last token only, ``longer`` over candidates too."""
 
     tokens: int
     seconds: float
@@ -96,10 +94,8 @@ class Stretch:
 
     @property
     def beside_ms(self) -> float:
-        """Milliseconds a token in no plain pass: what a draft that never hits costs, whatever the passes' own pace.
-
-        Of a pass over candidates, what it took longer than is usual without counts too.
-        """
+        """Milliseconds per token outside plain passes: the cost of a draft that is never right, independent of the speed of
+        passes. It includes the excess of passes with candidates over the median plain pass."""
         usual = statistics.median(self.alone) if self.alone else float("inf")
         plain = sum(self.alone) + sum(min(each, usual) for each in self.longer)
         return (self.seconds - plain) / self.tokens * 1e3
@@ -130,13 +126,13 @@ def stretches_after(trace: Path, tokens: int, skipped: int) -> list[Stretch]:
 
 
 def decoding(ran: Ran) -> float:
-    """Tokens a second of the rounds in which nobody read a prompt, whatever was tried in them."""
+    """Tokens per second of the rounds without prefill, with or without candidates."""
     rounds = [sums for each in ran.told["costs"].values() for sums in each["rounds"].values()]
     return float(sum(sums["tokens"] for sums in rounds) / sum(sums["seconds"] for sums in rounds))
 
 
 def kept_of_foretold(ran: Ran) -> float:
-    """Tokens a second of the rounds over what the job's own cost curves said before each of them."""
+    """Tokens per second of the rounds, divided by the job's forecast from its cost curves before each round."""
     rounds = [sums for each in ran.told["costs"].values() for sums in each["rounds"].values()]
     tokens, forecast = (sum(sums[key] for sums in rounds) for key in ("tokens", "forecast_tokens"))
     seconds, expected = (sum(sums[key] for sums in rounds) for key in ("seconds", "forecast_seconds"))
@@ -144,7 +140,7 @@ def kept_of_foretold(ran: Ran) -> float:
 
 
 def foretold(ran: Ran) -> dict[str, str]:
-    """By layout: what a round should take and bring, and what it did."""
+    """For each layout the forecast and the measured seconds and tokens of a round."""
     found = {}
     for costs in ran.told["costs"].values():
         for name, sums in costs["rounds"].items():
@@ -159,16 +155,17 @@ def foretold(ran: Ran) -> dict[str, str]:
 def expected_times(
     verify: Mapping[str, float], draft: Mapping[str, Mapping[str, float]], rows: int, chance: float, candidates: int | None
 ) -> float:
-    """What the cost curves promise: tokens a second with the best number of candidates, against those without any.
+    """The speedup by the cost curves: tokens per second with ``candidates`` (None: the best number), over those without.
 
-    ``verify`` are seconds by tokens fed, ``draft`` its step and hop by rows, as job.json has them; prompts are left out.
+    As in job.json, ``verify`` has seconds by tokens fed, ``draft`` seconds of a step and of the hop by rows. Prefill is not
+    included.
     """
     curve = CostCurve({int(count): seconds for count, seconds in verify.items()})
     draft_cost = DraftCost(_nearest(draft["step"], rows), _nearest(draft["hop"], rows))
     if candidates is None:
         filled = fill_slots(np.cumprod(np.full((rows, deepest(rows)), chance), axis=1), curve, draft_cost)
         return filled.rate / filled.plain_rate
-    # More than are ever chosen are no better promised than those.
+    # No round has more than MOST_CANDIDATES.
     count = min(candidates, MOST_CANDIDATES)
     seconds = float(round_seconds(LayoutKind.SEQUENTIAL, curve(rows * (count + 1)), draft_cost, count, 0.0))
     return expected_tokens(chance, count) / seconds * curve(rows)
@@ -181,10 +178,8 @@ def _nearest(means: Mapping[str, float], rows: int) -> float:
 def promises(
     plain: Ran, with_draft: Ran, rows: int, candidates: int | None, chance: float | None
 ) -> tuple[float, float] | None:
-    """By the cost curves as the assisted job ended with them, and by passes as measured when the plain job began.
-
-    When that began nothing else was being loaded or at work. The draft's prices are its own in both.
-    """
+    """The speedups by two cost curves of the target's passes: the assisted job's at its end, and the plain job's at its
+    start, when nothing else ran. The costs of the draft are the assisted job's in both."""
     (before,), (costs,) = (list(each.told["costs"].values()) for each in (plain, with_draft))
     draft = costs["draft"].get("shared") or costs["draft"].get("")
     tried = sum(sums["tried"] for sums in costs["rounds"].values())
@@ -201,7 +196,7 @@ def promises(
 def against_promises(
     plain: Sequence[Ran], assisted: Sequence[Ran], rows: int, candidates: int | None, noise: float | None
 ) -> dict[str, Any]:
-    """What the curves promise, and how much of that gain rounds have: medians over turns in which drafts were tried."""
+    """The speedup by cost curves, and the share of that gain that was measured: medians over turns with candidates."""
     chance = CHANCE if noise is None else None
     turns = [
         (promised, decoding(right) / decoding(left))
@@ -219,7 +214,7 @@ def against_promises(
 
 
 def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
-    """Medians over the turns, in each of which both ran side by side, and what a middling assisted run says of itself."""
+    """Medians over the turns, in each of which both jobs ran, and further figures of the assisted job of median speed."""
     ranked = sorted(assisted, key=speed)
     middle = ranked[(len(ranked) - 1) // 2]
     lengths = middle.summary["accepted_lengths"]
@@ -309,7 +304,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def after(plain: Sequence[Sequence[Stretch]], assisted: Sequence[Sequence[Stretch]], skipped: int) -> dict[str, Any]:
-    """What a draft costs or brings behind a row's first tokens, turn by turn: a machine's own pace changes in minutes."""
+    """The draft's gain or cost after a row's first tokens. Turns are compared singly, since a machine's speed changes."""
     if not all(jobs and all(jobs) for jobs in (plain, assisted)):
         return {f"tokens/s after {skipped}": "a round passed over all that was left of a row: ask for more --tokens"}
     rates = [[statistics.median(each.rate for each in job) for job in jobs] for jobs in (plain, assisted)]
@@ -326,7 +321,7 @@ def after(plain: Sequence[Sequence[Stretch]], assisted: Sequence[Sequence[Stretc
 
 
 def forget_layouts(target: str, draft: str) -> None:
-    """What was measured for this pair in earlier jobs."""
+    """Deletes the layouts that were measured for this pair in earlier jobs."""
     for file in (cache_directory() / "layouts").glob("*.json"):
         key = json.loads(file.read_text())["key"]
         if target in key and draft in key:

@@ -30,14 +30,14 @@ from outrider.workers.models.model_info import POCKET, find
 from outrider.workers.models.opening import open_model
 
 INSTALLED = "installed"
-# Passes of one turn; of many tokens fewer, since they take long.
+# Passes in a turn; fewer for passes of at least MANY tokens, which take long.
 PASSES, PASSES_OF_MANY, MANY = 7, 2, 32
-# Nanoseconds from core to core and back: less where they share a cache.
+# Nanoseconds of a round trip between cores; less if they share a cache.
 NEAR = 150
 
 
 def serve(model: str, precision: str, cache_precision: str, context: int, rows: int) -> None:
-    """Answers lines of "tokens passes", tokens of all rows together, with seconds of a pass: a third of them took less."""
+    """Answers each line "tokens passes" (tokens of all rows together) with the seconds of a pass: the lower tercile."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     spec = ModelSpec(model, "native", precision, threads=len(cores), cores=cores, cache_precision=cache_precision)
     engine = open_model(spec).engine
@@ -89,7 +89,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Turn:
-    """Each build's seconds for one size, and the nanoseconds from core to core before and behind them."""
+    """Each build's seconds for one size, and the nanoseconds of a round trip between cores before and after them."""
 
     seconds: tuple[float, ...]
     nanoseconds: tuple[float, float]
@@ -118,7 +118,7 @@ Figures = list[dict[int, tuple[float, float]]]
 
 
 def figures_of(found: dict[int, list[Turn]], builds: int) -> Figures:
-    """Of each build and size milliseconds and the ratio to the first build: medians, and that of each turn's ratio."""
+    """For each build and size (median milliseconds, median over turns of the ratio to the first build)."""
     return [
         {
             tokens: (

@@ -25,7 +25,7 @@ OUTRIDER = [sys.executable, "-c", "from outrider.runner.cli.main import main; ma
 
 
 def write_rows(path: Path, rows: int, most_tokens: int, dice: random.Random) -> Path:
-    """Rows that end at all lengths, so that the places of a batch are free at all times."""
+    """Rows of many lengths, so that places of a batch become free at all times."""
     with path.open("w") as file:
         for number in range(rows):
             line = {"prompt": f"def f{number}(x):", "max_tokens": dice.randint(1, most_tokens), "seed": number}

@@ -39,7 +39,7 @@ DRAFT_OPTIONS = ("--draft", "--assistant-model")
 
 
 def lines_of(readme: str) -> list[str]:
-    """The second column of the table. A line that begins with "…" goes on where the one before it ends."""
+    """The second column of the table. A line that begins with "…" continues the one before."""
     commands: list[str] = []
     table = readme.split(TABLE, 1)[1].split("\n\n", 1)[0]
     for line in table.splitlines()[2:]:
@@ -49,9 +49,9 @@ def lines_of(readme: str) -> list[str]:
 
 
 def systems_of(command: str) -> list[System]:
-    """The target and, where a line is assisted by a model, its draft."""
+    """The target, and the draft if the line uses a draft model."""
     words = shlex.split(command)
-    words = words[words.index("outrider") :]  # what stands before has options of its own
+    words = words[words.index("outrider") :]  # words before it are another program's
     target = find_system(_value(words, TARGET_OPTIONS) or "")
     if "--no-assisted" in words:
         return [target]
@@ -78,7 +78,7 @@ class Example:
     peak_gb: float
 
     def check(self) -> None:
-        """Hold it to the table's arithmetic, as exactly as its digits allow."""
+        """Check the row against the table's formulas, within the rounding of its digits."""
         if abs(self.rate * self.step_ms - 1000) > _half(self.step_ms) * self.rate + _half(self.rate) * self.step_ms:
             raise ValueError(f"{self.rate} tokens/s are not 1000 / {self.step_ms} ms")
         steps = self.tokens - 1
@@ -89,12 +89,12 @@ class Example:
 
 
 def _half(printed: Decimal) -> Decimal:
-    """What a printed number may stand for lies within half of its last place."""
+    """Half a unit of the last digit: the greatest rounding error of a printed number."""
     return Decimal((0, (5,), int(printed.as_tuple().exponent) - 1))
 
 
 def examples_in(printed: str) -> list[Example]:
-    """The table that a line printed; a ValueError where there is none, or one that does not add up."""
+    """The rows of the table that a line printed; a ValueError if there is no table, or if it contradicts its formulas."""
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in printed.splitlines() if line.startswith("|")]
     if not rows or tuple(rows[0]) != COLUMNS:
         raise ValueError(f"no table with the columns {', '.join(COLUMNS)}")
@@ -133,7 +133,7 @@ def lay(names: Sequence[str], hub: Path, log: Path) -> None:
 
 
 def run(command: str, environment: dict[str, str], log: Path) -> str:
-    """What the command line prints; its complaints go beside it."""
+    """Runs the command line; returns its standard output and logs its standard error."""
     with log.with_suffix(".out").open("w") as out, log.with_suffix(".err").open("w") as err:
         code = subprocess.run(shlex.split(command), env=environment, stdout=out, stderr=err, check=False).returncode
     if code:

@@ -86,7 +86,7 @@ STRINGS = {
 
 
 def large_tokenizer(path: Path) -> None:
-    """Words of Python's own library beside the pocket pair's tokens, as many as a large vocabulary has."""
+    """Writes a tokenizer of VOCABULARY tokens: the pocket pair's, and words of Python's library."""
     source = find("pocket")
     content: dict[str, Any] = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     known = content["model"]["vocab"]
@@ -110,13 +110,13 @@ def large_tokenizer(path: Path) -> None:
 
 
 class Paired:
-    """Each pass of a job also without masks, right before it or right after it in turn: the machine has changing moods."""
+    """Repeats each pass of a job without masks, right before or after it in turn, since the machine's speed changes."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.with_masks: list[float] = []
         self.without: list[float] = []
         self._engine = verifier.engine
-        # The maker of masks may be one that an earlier job had.
+        # The mask maker may be that of an earlier job, so the class's methods are wrapped, not the object's.
         self._fitting = verifier._fitting
         self._begin = partial(MaskMaker.begin, verifier._masks)
         self._finish = partial(MaskMaker.finish, verifier._masks)
@@ -165,7 +165,7 @@ class Paired:
 
 
 class Foreseeing(NoProposer):
-    """Candidates that hold seven times of ten, since what the rows will write is known."""
+    """Proposes candidates of which 70% are right, from the known texts of the rows."""
 
     def __init__(self, texts: dict[int, Sequence[int]], candidates: int) -> None:
         self._texts, self._candidates = texts, candidates
@@ -221,7 +221,8 @@ def time_masks(args: argparse.Namespace) -> dict[str, float]:
             end_tokens=opened.end_tokens,
             grammars=grammars,
         )
-        # As amid a job of thousands of rows: what masks take, and how many choices are refused, is known from those before.
+        # The mask maker is kept between jobs, as in a long job: it has measured the time of masks and the share of choices
+        # that they refuse.
         verifier._masks = makers.setdefault(open_places, verifier._masks)
         paired = Paired(verifier) if measured else None
         constraints.SHARE_OF_PASS = SHARE_OF_PASS if open_places else 0.0
@@ -255,7 +256,7 @@ def time_masks(args: argparse.Namespace) -> dict[str, float]:
 
 
 class AtOnce:
-    """Constraints for a draft that are there when they are asked for."""
+    """Constraints for a draft, compiled when they are asked for (not in the background)."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars

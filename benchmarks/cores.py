@@ -21,7 +21,7 @@ from peaks import compiled
 from stream import threads_on
 
 SOURCE = Path(__file__).with_name("cores.c")
-# A tenth of a millisecond where they share a cache: it may stand between passes.
+# About 0.1 ms if the cores share a cache, so that it can be measured between passes.
 UNCOUNTED, TURNS = 200, 2000
 LINE = 64
 
@@ -31,7 +31,7 @@ class Cores:
         self.cores = tuple(cores)
 
     def nanoseconds(self, one: int, other: int) -> float:
-        # A line of its own, wherever the buffer begins.
+        # A cache line that holds nothing else, wherever the buffer begins.
         buffer = ctypes.create_string_buffer(2 * LINE)
         line = -ctypes.addressof(buffer) % LINE + ctypes.addressof(buffer)
         with threads_on((one, other)) as pool:
@@ -39,7 +39,7 @@ class Cores:
             return min(future.result() for future in both)
 
     def farthest(self) -> float:
-        """Of the first core from any other; 0 where there is none."""
+        """The longest round trip between the first core and any other; 0 if there is no other."""
         first, *others = self.cores
         return max((self.nanoseconds(first, other) for other in others), default=0.0)
 

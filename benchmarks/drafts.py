@@ -44,7 +44,7 @@ ANSWER_TOKENS = 200_000
 
 
 class Beside(InProcess):
-    """A draft in this process, and the time that it has taken."""
+    """A transport to a draft in this process that sums the draft's seconds."""
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
@@ -58,7 +58,7 @@ class Beside(InProcess):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A draft's model, what it was opened with, and what its passes cost, which parallel ones ask for."""
+    """A draft's model, its spec, and for parallel drafts the cost curve of its passes."""
 
     model: OpenModel
     spec: ModelSpec
@@ -67,8 +67,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """One kind in one turn: tokens and seconds of the rounds with a full batch in which no prompt was read, what these were
-    forecast to bring and take, the seconds of all rounds, and what the target counted.
+    """One draft in one turn: tokens and seconds of the rounds with a full batch and without prefill, their forecasts, the
+    seconds of all rounds, and the target's counters.
     """
 
     tokens: int
@@ -133,7 +133,7 @@ class Race:
             draft_shortlist=int(scored[1]) if (scored := re.search(r":(\d+)$", model)) else None,
             runners_up=self._asked.runners_up,
         )
-        # Nothing is asked of a target whose draft reads no states.
+        # Only for a head the target's passes return hidden states.
         states = self._target_spec.states if opened is not None and opened.model.head else ()
         spec = replace(self._target_spec, path="", states=states)
         target = build_target(spec, replica_spec, self._target, self.tokenizer, self._target_curve.snapshot())

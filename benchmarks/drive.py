@@ -53,7 +53,7 @@ class AnyPlace(ActorPlan):
 
 
 class Instant:
-    """Stands where a verifier stands: a round ends a whole batch, whatever it holds, after so many seconds."""
+    """A fake verifier: a round takes so many seconds and ends all rows of the batch."""
 
     def __init__(self, batch: int, tokens: int, seconds: float) -> None:
         self.statistics = TargetStatistics()
@@ -76,10 +76,10 @@ class Instant:
         self._rows = [row for row in self._rows if row.key not in gone]
 
     def learn(self, answers: Sequence[Sequence[int]]) -> None:
-        """It proposes nothing that answers of others could help."""
+        """Ignores other replicas' answers, since it proposes nothing."""
 
     def written(self) -> list[PartialTokens]:
-        """No row is ever under way between two rounds."""
+        """Empty, since no row is unfinished after a round."""
         return []
 
     def round(self) -> list[RowResult]:

@@ -29,15 +29,15 @@ PROCESS = {DRAFTS: "ray::DraftActor", TARGETS: "ray::TargetActor"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to speculate. ``killed``: whose processes get SIGKILL, again and again."""
+    """One way to speculate. ``killed``: the role whose processes get SIGKILL repeatedly."""
 
     name: str
     options: tuple[str, ...]
     killed: str | None = None
 
 
-# The tiny pocket target is faster than any hop, so left alone `auto` soon asks for hardly anything; numbers of candidates
-# and layouts are set so that much is proposed.
+# The tiny pocket target is faster than any hop, so `auto` would soon ask for almost no candidates. Most cases therefore fix
+# the number of candidates and the layout.
 PARALLEL = ("--draft", "pocket-parallel", "--draft-tokens", "6", "--layout", "shared")
 PARALLEL_SUFFIX = ("--draft", "pocket-parallel+suffix", "--draft-tokens", "12", "--layout", "shared")
 HEAD = ("--draft", "pocket-head", "--draft-tokens", "3", "--layout", "shared")
@@ -69,7 +69,7 @@ CASES = (
 
 @dataclass(slots=True)
 class Killer:
-    """Kills all drafts of a job, or all targets, whenever so many more of its rows have ended, but for the last."""
+    """Kills all drafts of a job, or all targets, each time that ``every`` further rows have ended, except the last time."""
 
     every: int
     rows: int
@@ -89,7 +89,7 @@ class Killer:
         title = PROCESS[self.kind]
         victims = [number for number, command in self.list_processes(process.pid) if title in command]
         if not victims:
-            return  # the one before is not up again yet
+            return  # the process killed before is not up again yet
         self._next += self.every
         for victim in victims:
             self.kill(victim, signal.SIGKILL)
@@ -143,7 +143,7 @@ def main() -> None:
 
 def pieces_of(prompts: Sequence[str], length: int) -> list[str]:
     cut = (prompt[at : at + length] for prompt in prompts for at in range(0, len(prompt), length))
-    # In the order in which they first come.
+    # Distinct pieces in their order.
     return list(dict.fromkeys(piece for piece in cut if piece.strip()))
 
 

@@ -45,14 +45,14 @@ TOKENS = (1, 2, 4, 7, 8, 16, 32)
 PREFIX = 16
 PREFILL = 512
 LONG_CONTEXT = 2000
-# Whose activations are not int8: a router's fp32 does not count.
+# Formats whose activations are not int8. (fp32 is not among them: routers have it in every program.)
 FLOATS = {Format.BF16, Format.W4ABF16, Format.W8AF32, Format.FP16}
 ROW = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Best seconds by M at a short context, for a prefill, and by M at a long context (empty where not measured)."""
+    """Best seconds by number of tokens at a short context, of a prefill, and at a long context (empty: not measured)."""
 
     short: dict[int, float]
     prefill: float
@@ -70,7 +70,7 @@ def time_native(engine: NativeEngine, between: Callable[[], None], rounds: int, 
 
     def one(tokens: int, context: int) -> float:
         engine.truncate(ROW, context)
-        # Others each time: the same ones would find their experts in the processor's caches.
+        # Other tokens each time: the experts of the same ones would be in the processor's caches.
         fed = [next(taken) * 2654435761 % engine.vocabulary for _ in range(tokens)]
         feeds = [Feed(ROW, fed, tokens if tokens < PREFILL else 1)]
         started = time.perf_counter()
@@ -117,7 +117,7 @@ def time_transformers(path: Path, cores: Collection[int], between: Callable[[], 
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache
 
-    # Since the engine's first pass this thread is kept to one of them.
+    # The engine's first pass has pinned this thread to one core.
     os.sched_setaffinity(0, cores)
     torch.set_num_threads(len(cores))
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
@@ -149,12 +149,12 @@ def model_directory(shape: str, source: Path | None) -> Path:
 
 
 def matrix_bytes(engine: NativeEngine) -> int:
-    """What one pass must read: every packed matrix, the head included."""
+    """The bytes that a pass must read: all packed matrices, the LM head included."""
     return sum(packer.packed_bytes(weight) for weight in engine.model.program.weights if not weight.table)
 
 
 def experts_bytes(engine: NativeEngine) -> int:
-    """Of all experts' matrices."""
+    """The bytes of all experts' matrices."""
     program = engine.model.program
     return sum(
         packer.packed_bytes(weight)
@@ -165,7 +165,7 @@ def experts_bytes(engine: NativeEngine) -> int:
 
 
 def needed_bytes(engine: NativeEngine, timing: Timing, tokens: int) -> float:
-    """What a pass over so many tokens must read: of the experts those that it needs."""
+    """The bytes that a pass over so many tokens must read; of the experts only those that were chosen count."""
     if engine.mixture is None:
         return matrix_bytes(engine)
     experts, every = experts_bytes(engine), sum(router.experts for router in engine.mixture.routers)
@@ -173,7 +173,7 @@ def needed_bytes(engine: NativeEngine, timing: Timing, tokens: int) -> float:
 
 
 def products_of_prefill(engine: NativeEngine) -> tuple[int, int]:
-    """With matrices; of queries with what they see. Behind the last layer's select one token goes on."""
+    """(products with matrices, products of attention) of a prefill. After the last layer's SELECT one token goes on."""
     program = engine.model.program
     tokens, matrices, attention = PREFILL, 0, 0
     for op in program.ops:
@@ -190,7 +190,7 @@ def products_of_prefill(engine: NativeEngine) -> tuple[int, int]:
 
 
 def bits_a_weight(engine: NativeEngine) -> float:
-    """Of the matrices, scales included."""
+    """Bits per weight of the matrices, scales included."""
     weights = sum(weight.rows * weight.columns for weight in engine.model.program.weights if not weight.table)
     return 8 * matrix_bytes(engine) / weights
 

@@ -34,11 +34,11 @@ from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 
 Matrix = NDArray[np.float32]
 NOISE_TABLE = 1 << 22
-# Over so many tokens of text, in such windows, the final states of the small model are looked at.
+# The final states for ``padding_direction``: the number of tokens, the window, and the ridge of the least squares.
 STATES, STATES_WINDOW, RIDGE = 8192, 512, 1e-3
-# Small enough for a block to stay in the processor's caches until it is written.
+# The values of a block, which should stay in the processor's caches until it is written.
 BLOCK_VALUES = 1 << 18
-# Weights that are zero in exact arithmetic get noise of this share of a normal matrix's.
+# Weights that should be zero get this share of a normal matrix's noise.
 FAINT = 0.02
 # Far below the lowest score of a real token.
 PADDING_SCORE = -40.0
@@ -69,7 +69,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where each part of the large model comes from. -1: from nowhere, that is almost zero."""
+    """The part of the small model that each part of the large one is copied from; -1: none, its weights are almost 0."""
 
     small: Shape
     large: Shape
@@ -95,7 +95,7 @@ def plan(small: Shape, large: Shape) -> Plan:
     refuse(large.head_size % small.head_size != 0, f"heads of {large.head_size} are no multiple of {small.head_size}")
     refuse(large.layers < small.layers, f"{large.layers} layers are fewer than {small.layers}")
     refuse(large.ffn < small.ffn or large.vocabulary < small.vocabulary, "ffn and vocabulary cannot shrink")
-    # Copies of a key head stand in turn, and its query heads take turns in the places that each copy has.
+    # KV heads are repeated in turn, and the query heads of each are distributed in turn over its copies.
     group, small_group = large.heads // large.kv_heads, small.heads // small.kv_heads
     kv_heads = tuple(index % small.kv_heads for index in range(large.kv_heads))
     heads = tuple(
@@ -149,7 +149,7 @@ class Inflater:
         if self.tied and head != embedding:
             raise SystemExit(f"inflate: {self.source} has a head of its own, so the large model cannot share one")
         if self.tied:
-            # The head's part of dividing by the repetition moves into the norm before it.
+            # A tied head cannot be divided by the repetition, so the norm before it is.
             yield self._table(embedding, embedding, fill=padding, divided=False)
             yield self._vector("model.norm.weight", "model.norm.weight", 1.0 / self.plan.repeat)
         else:
@@ -209,7 +209,7 @@ class Inflater:
 
         def rows() -> Iterator[Matrix]:
             small = self.read(origin, hidden, width)
-            # One more column, of zeros, for what is read from nowhere.
+            # A column of zeros, which index -1 takes.
             wide = np.hstack([small, np.zeros((hidden, 1), np.float32)])[:, taken] / shares
             size = _rms(small / shares.max()) * (FAINT if faint else 1.0)
             quiet = np.where(taken < 0, np.float32(FAINT), np.float32(1.0))
@@ -297,7 +297,7 @@ def inflate(source: Path, out: Path, shape: Shape, noise: float = 0.0, seed: int
 
 
 def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> None:
-    """Names for the new ids. No merge leads to them, so no text is ever encoded as one."""
+    """Adds names for the new ids. No merge leads to them, so no text is encoded with them."""
     content = json.loads(source.read_text(encoding="utf-8"))
     known = content["model"]["vocab"]
     for number in range(len(known), vocabulary):

@@ -43,7 +43,7 @@ class HeadInflater(Inflater):
         yield self._vector("norm.weight", "norm.weight")
         for norm in NORMS:
             yield self._vector(f"{PUBLISHED_LAYER}{norm}.weight", f"{PUBLISHED_LAYER}{norm}.weight")
-        # It reads several states side by side and writes one: both sides repeat.
+        # ``fc`` reads several states side by side and writes one; both are repeated.
         every = np.repeat(np.arange(hidden), self.plan.repeat)
         yield self._reading("fc.weight", "fc.weight", (hidden, self.head.states * hidden), every, 1.0)
         scale = (self.plan.large.head_size / small.head_size) ** 0.5
@@ -76,7 +76,8 @@ class HeadInflater(Inflater):
 
 
 def layers_read(head: Any, small: dict[str, Any], large: dict[str, Any]) -> list[int]:
-    """The large target's layers into which comes what comes into those of the small one that the head reads."""
+    """The layers of the large target whose inputs correspond to the inputs of the small target's layers that the head
+    reads."""
     layers = plan(small_shape(small), small_shape(large)).layers
     return [layers.index(layer) for layer in head.layers_of(small["num_hidden_layers"])]
 

@@ -1,4 +1,4 @@
-"""Jobs for benchmarks: ``outrider run`` over prompts, what job.json says of it, and what it wrote."""
+"""Runs jobs for benchmarks (``outrider run`` over prompts), and reads their job.json and results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Ran:
 
 
 def prompts_of(files: Sequence[Path]) -> list[str]:
-    """The prompts of several files, one from each in turn as long as they last."""
+    """The prompts of several files, alternating between the files as long as each has prompts."""
     lines = [[json.loads(line) for line in file.read_text().splitlines() if line.strip()] for file in files]
     texts = [[str(line["prompt"]) for line in each if "prompt" in line] for each in lines]
     longest = max(map(len, texts))
@@ -49,7 +49,7 @@ def prompts_of(files: Sequence[Path]) -> list[str]:
 
 
 def rows_of(prompts: Sequence[str], count: int, temperatures: Sequence[float] = (0.0,)) -> Iterator[dict[str, Any]]:
-    """So many rows, prompts and temperatures in turn. Prompts that come again have other ids, and so other seeds."""
+    """So many rows with prompts and temperatures in turn. Repeated prompts have different ids, and so different seeds."""
     for number, (prompt, temperature) in enumerate(islice(zip(cycle(prompts), cycle(temperatures), strict=False), count)):
         yield {"id": f"row-{number}", "prompt": prompt, "temperature": temperature}
 
@@ -66,8 +66,8 @@ def _end_by(number: int, _frame: FrameType | None) -> None:
 def run(
     rows: Path, job: Path, options: Sequence[str], watch: Callable[[subprocess.Popen[bytes], Path], None] | None = None
 ) -> Ran:
-    """Run the job to its end; ``watch`` is called every moment while it runs. One that fails ends the benchmark, and a
-    benchmark that is ended by SIGTERM ends its job.
+    """Run the job to its end; ``watch`` is called repeatedly while it runs. A job that fails ends the benchmark; a SIGTERM
+    to the benchmark ends the job.
     """
     started = time.monotonic()
     before = signal.signal(signal.SIGTERM, _end_by)
@@ -105,7 +105,7 @@ def rows_done(job: Path) -> int:
 
 
 def descendants(process: int) -> Iterator[tuple[int, str]]:
-    """Every process that came of this one, with its command line; Ray names its workers after their actors."""
+    """All descendants of the process with their command lines; Ray names workers after their actors."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -48,7 +48,7 @@ def _shape(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int) -> dic
     }
 
 
-# As published, the draft second.
+# Published configurations: (target, draft).
 QWEN3: dict[str, Any] = {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 4096, "head_dim": 128}
 LLAMA: dict[str, Any] = {"model_type": "llama", "vocab_size": 128256, "max_position_embeddings": 4096}
 PAIRS = {
@@ -70,7 +70,7 @@ def opened(path: Path, precision: str, threads: int, draft: bool) -> Engine:
 
 
 def of_zeros(config: dict[str, Any], precision: str, threads: int, draft: bool) -> list[Engine]:
-    """Two engines of this shape over the same memory, which has been written, with zeros."""
+    """Two engines of this shape over the same memory, written with zeros so that its pages exist."""
     chosen = PRECISIONS[precision]
     program = build_program(config, chosen.format, chosen.group, source="the shape")
     if draft and program.integer:
@@ -85,12 +85,12 @@ def of_zeros(config: dict[str, Any], precision: str, threads: int, draft: bool) 
 
 
 class Passes:
-    """Passes of one engine over rows behind a short text."""
+    """Times passes of one engine over rows with a short text."""
 
     def __init__(self, engine: Engine, first: int, rows: int) -> None:
         self._engine, self._rows = engine, range(first, first + rows)
         if isinstance(engine, NativeEngine):
-            # These texts repeat themselves, and a pass that makes several choices is no step.
+            # These texts repeat, so guesses would be right, and a pass with several choices is no single step.
             engine.guess_room = 0
         for row in self._rows:
             engine.open(row, Sampling(), PREFIX)
@@ -106,7 +106,7 @@ class Passes:
         return took
 
     def steps(self, count: int) -> float:
-        """A call that goes on from two tokens, as behind a round that brought two."""
+        """Seconds of ``count`` steps in one call that starts with two new tokens, as after a round that committed two."""
         never = StopRule((), (1.0,), 0.0)
         started = time.perf_counter()
         made = self._engine.decode([DecodeFeed(row, self._some(2), count, ()) for row in self._rows], never).steps
@@ -125,14 +125,15 @@ class Passes:
 
 
 def by_passes(engines: Sequence[Engine], count: int, rows: int, rounds: int) -> dict[str, Any]:
-    """Of the target, a draft's steps, one pass of a draft, and perhaps steps of a draft that scores fewer tokens."""
-    # Drafts may be one engine.
+    """Milliseconds of a pass of the target, of a draft's steps, of one pass of a parallel draft, and of steps with a
+    shortlist if ``engines`` has one."""
+    # Both drafts may be one engine, so each has its own rows.
     passes = [Passes(engine, ROW + at * rows, rows) for at, engine in enumerate(engines)]
     took: list[list[float]] = []
     for _ in range(rounds + 2):
         verify = passes[0].seconds(count + 1, count + 1)
         by_steps = passes[1].steps(count)
-        # The two tokens that a row brings on average, and a mask for each candidate but the first.
+        # Two committed tokens, and a mask for each candidate but the first.
         at_once = passes[2].seconds(count + 1, count)
         took.append([verify, by_steps, at_once, *(each.steps(count) for each in passes[3:])])
     for each in passes:

@@ -1,4 +1,4 @@
-"""A copy of a model that computes the same function but has outlier channels, as OPT-6.7b and its like do."""
+"""A copy of a model that computes the same function but has outlier channels, as OPT-6.7b and similar models do."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CHANNELS = 4
 
 
 def with_outliers(source: Path, out: Path, factor: float = FACTOR, channels: int = CHANNELS, seed: int = 3) -> Path:
-    """A few channels behind every norm times ``factor``, and what reads them divided by it.
+    """Multiplies a few channels of every norm's weight by ``factor``, and divides the columns that read them by it.
 
-    The factor goes through the norm's own weights, so the residual stream is as it was and the activations that a linear
-    layer is fed, which are what int8 has to hold, carry the outliers. Saved in float32, so that nothing is rounded anew.
+    So the residual stream is unchanged, and the inputs of linear layers, which int8 must represent, have outliers. Saved in
+    float32, so that nothing is rounded again.
     """
     import torch
     from transformers import AutoModelForCausalLM

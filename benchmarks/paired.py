@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 START_SECONDS = 600.0
 MODES = ("plain", "assisted")
-# The layout is found out on the rows of so many batches at most, which do not count.
+# The layout is chosen during at most so many warm-up batches, which do not count.
 MOST_WARM_UPS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """One turn: seconds with its prompts; tokens and seconds of the rounds in which nobody read a prompt; and both as the
-    prices of these moments foretold.
+    """One turn: seconds including prefill; tokens and seconds of the rounds without prefill; and the forecasts of both by
+    the cost curves before each round.
     """
 
     seconds: float
@@ -146,7 +146,7 @@ def main() -> None:
     forget_layouts(str(target), str(draft))
     with ExitStack() as stack:
         lost = stack.enter_context(local_ray(len(machine.usable_cores), ray_resources(machine)))
-        # Ray reads its token while it is imported.
+        # Imported here, since Ray reads its token on import.
         from outrider.runner.bench.pair import Pair
 
         both = stack.enter_context(Pair(plan_of_pair, START_SECONDS, lost))

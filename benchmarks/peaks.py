@@ -19,13 +19,13 @@ from pathlib import Path
 from stream import threads_on
 
 SOURCE = Path(__file__).with_name("peaks.c")
-# About 20 ms a measurement: long enough for the clock, short enough to stand between passes.
+# About 20 ms for a measurement: long enough for the clock, short enough to be done between passes.
 TURNS = 2_000_000
 AMX_TURNS = 100_000
 
 
 def compiled(source: Path) -> ctypes.CDLL:
-    """For this machine."""
+    """The C file, compiled for this machine."""
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "compiled.so"
         options = ("-O2", "-march=native", "-shared", "-fPIC")
@@ -39,18 +39,18 @@ class Peaks:
         self._pool = threads_on(cores)
 
     def fma_gflops(self) -> float:
-        """fp32, a product and a sum counted as two."""
+        """fp32 operations; a product and a sum count as two."""
         return 2 * self._rate(self._library.fma_products, TURNS)
 
     def int8_gmacs(self) -> float:
-        """int8 products, each with its sum, by whichever of the units is the faster: vectors or tiles.
+        """int8 multiply-accumulates on the faster unit, vectors or tiles.
 
-        Without VNNI those of codes of up to four bits; codes of eight take two each.
+        Without VNNI these are for codes of up to four bits; codes of eight bits take two.
         """
         return max(self._rate(self._library.int8_products, TURNS), self._rate(self._library.amx_products, AMX_TURNS))
 
     def bf16_gmacs(self) -> float:
-        """bf16 products, each with its sum in fp32; a tile has half as many of them as of int8."""
+        """bf16 multiply-accumulates in fp32; a tile does half as many as of int8."""
         return max(self._rate(self._library.bf16_products, TURNS), self._rate(self._library.amx_products, AMX_TURNS) / 2)
 
     def _rate(self, function: Callable[[int, ctypes.Array[ctypes.c_char]], int], turns: int) -> float:

@@ -33,14 +33,14 @@ from gguf_models import mostly, write_gguf
 
 WINDOW = 1024
 PIECE = 256
-# The arithmetic of a GGUF copy, by how many bits its type has.
+# GGUF types whose copies run in w8a8; others run in w4a8.
 EIGHT_BITS = ("Q8_0", "Q6_K", "Q5_0", "Q5_1", "Q5_K")
 
 Losses = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 def losses(engine: NativeEngine, tokens: Sequence[int], window: int = WINDOW) -> Losses:
-    """A token's mean loss in each window; they do not overlap, and every token but a window's first is predicted."""
+    """The mean loss per token of each window. Windows do not overlap; all tokens except a window's first are predicted."""
     means = []
     for start in range(0, len(tokens) - 1, window):
         part = tokens[start : start + window + 1]
@@ -73,13 +73,13 @@ def tokens_of(path: Path, text: Path, count: int) -> list[int]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-    # More bytes than so many tokens will have.
+    # ``count`` tokens have fewer than 8 characters each on average.
     ids: list[int] = tokenizer.encode(text.read_text(encoding="utf-8")[: count * 8]).ids
     return ids[:count]
 
 
 def compared(more: Losses) -> str:
-    """How much more perplexity a precision has than the first one, and the standard error of that."""
+    """The increase of perplexity over the first precision, exp(mean) - 1, with its standard error."""
     error = f"± {more.std(ddof=1) / np.sqrt(len(more)):.2%}" if len(more) > 1 else "(one window, so no standard error)"
     return f"{np.expm1(more.mean()):+8.2%} {error}"
 

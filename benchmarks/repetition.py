@@ -57,7 +57,7 @@ Text = tuple[str, str]
 
 
 def extraction(rng: random.Random) -> Iterator[Text]:
-    """Records in prose, and what they say."""
+    """(a prompt with records in prose, the records as JSON)."""
 
     def record() -> dict[str, Any]:
         first, last = rng.choice(FIRST.split()), rng.choice(LAST.split())
@@ -82,7 +82,7 @@ def extraction(rng: random.Random) -> Iterator[Text]:
 
 
 def edit(rng: random.Random) -> Iterator[Text]:
-    """Functions of the standard library, and the same with another name for their first argument."""
+    """(a function of the standard library, the function with its first argument renamed)."""
     functions = _functions()
     while True:
         source, name = rng.choice(functions)
@@ -106,7 +106,7 @@ def _found_functions() -> Iterator[tuple[str, str]]:
 
 
 def _words(source: str) -> Iterator[str]:
-    """Identifiers, and whatever stands between."""
+    """Splits source into identifiers and the characters between them."""
     word = ""
     for letter in source:
         if letter.isidentifier() or (word and letter.isalnum()):
@@ -119,7 +119,7 @@ def _words(source: str) -> Iterator[str]:
 
 
 def prose(rng: random.Random) -> Iterator[Text]:
-    """Docstrings of modules."""
+    """(first half, second half) of module docstrings."""
     texts = [text for tree, _ in _modules() if (text := ast.get_docstring(tree)) and len(text) > 600]
     rng.shuffle(texts)
     for text in texts:
@@ -160,7 +160,7 @@ KINDS: dict[str, Callable[[random.Random], Iterator[Text]]] = {
 
 
 class Scripted:
-    """The engine, whose choices are those of a script: a row's tokens, its prompt first."""
+    """The engine with scripted choices: ``scripts`` has the tokens of each row, its prompt first."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -184,7 +184,7 @@ class Scripted:
 
 
 class NoModel:
-    """Rows of a length, and nothing else."""
+    """An engine without a model, which only keeps the lengths of rows."""
 
     exact, forks, branches, context, vocabulary = True, False, False, 1 << 16, 1 << 16
     mixture = ranker = skipper = None
@@ -217,7 +217,7 @@ class FixedCosts(CostCurve):
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """One turn: ``decoding`` are the seconds of rounds in which nobody read a prompt, ``beside`` those outside passes."""
+    """One turn: ``decoding`` are the seconds of rounds without prefill, ``beside`` those outside passes."""
 
     tokens: int
     seconds: float

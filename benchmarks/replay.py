@@ -44,7 +44,7 @@ from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
 PASSES = "1:21,2:21.8,3:22.4,4:23.05,5:24.1,6:25.95,7:28.4,8:30.8,9:34.9,12:44,16:59.5,32:110,64:215,128:430"
-# A row: its text, the prompt first; and behind each beginning of the answer, from none on, what the draft guesses: tokens,
+# A row: "text" with the prompt first, and "guesses": for each number of answer tokens, from 0 on, the draft's next tokens,
 # margins and runners-up.
 Recorded = dict[str, Any]
 EVERYTHING = StopRule((1.0,), (1.0, 1.0), 1.0)
@@ -120,7 +120,7 @@ class Draft(FakeEngine):
 
 
 class Live:
-    """A draft at work, whose passes take what is said."""
+    """A real draft, whose passes advance the clock by the stated times."""
 
     def __init__(self, engine: Engine, clock: Clock, step: float, read: float) -> None:
         self._engine, self._clock, self._step, self._read = engine, clock, step, read
@@ -145,7 +145,7 @@ class Live:
 
 
 class _Listening:
-    """A draft's passes, whose runners-up are taken down."""
+    """A draft whose runners-up are recorded in ``found`` on each pass."""
 
     def __init__(self, draft: Draft, found: dict[int, list[int]]) -> None:
         self._draft, self._found = draft, found
@@ -161,7 +161,7 @@ class _Listening:
 
 
 def replay(rows: Sequence[Recorded], count: int | None, asked: argparse.Namespace) -> dict[str, float]:
-    """Rounds with a full batch in which nobody reads a prompt, and whole rows."""
+    """Replays the rows: figures of rounds with a full batch and without prefill, and of whole rows."""
     passes = CostCurve({int(size): float(ms) / 1e3 for size, ms in (each.split(":") for each in asked.passes.split(","))})
     live = open_draft(asked, learns=True) if asked.live else None
     real, clock = time.perf_counter, Clock()

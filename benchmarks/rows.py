@@ -32,13 +32,13 @@ from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.opening import open_model
 
-# What is read in before the passes, a row at a time.
+# The tokens of a prefill pass, which has one row.
 PREFILL = 256
 
 
 @dataclass
 class Yardsticks:
-    """The best that was seen of each so far."""
+    """The best measurement of each so far."""
 
     stream: Stream
     peaks: Peaks
@@ -73,20 +73,20 @@ def weights_multiplied(engine: NativeEngine, formats: set[Format]) -> int:
 
 
 def attention_macs(engine: NativeEngine, tokens: int) -> int:
-    """Of one query token over so many: its scores. Its weighted values are as many again."""
+    """Multiply-accumulates of one query token's scores over so many tokens; the weighted sum of values takes as many."""
     ops = [op for op in engine.model.program.ops if op.kind is Kind.ATTENTION]
     return tokens * sum(op.heads * op.head_size for op in ops)
 
 
 def attention_seconds(engine: NativeEngine, at: Yardsticks, tokens: int) -> float:
-    """Times 1e9, of one query token over so many. Scores over keys of 8 bits are sums of int8 products."""
+    """Seconds times 1e9 of attention of one query token over so many tokens. Scores over 8-bit keys are int8 products."""
     macs = attention_macs(engine, tokens)
     scores = macs / at.int8 if engine.model.program.cache is Cache.INT8 else 2 * macs / at.gflops
     return scores + 2 * macs / at.gflops
 
 
 def bound(engine: NativeEngine, at: Yardsticks, rows: int, context: int, new: int) -> float:
-    """Seconds. The units of int8, bf16 and fp32 are the same ports, so their times add up."""
+    """The least seconds of a pass. int8, bf16 and fp32 units share the same ports, so their times add up."""
     size = matrix_bytes(engine) + rows * cache_bytes(engine, context + new)
     tokens = rows * new
     operations = tokens * (

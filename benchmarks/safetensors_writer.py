@@ -1,4 +1,4 @@
-"""Write a bf16 or fp16 checkpoint, parts of it in bytes, as sharded safetensors, one block of rows at a time."""
+"""Writes a checkpoint as sharded safetensors, one block of rows at a time: tensors of bf16 or fp16, bytes or integers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Matrix = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A tensor to write; ``rows`` yields blocks of its rows from first to last, as float32 or as they are."""
+    """A tensor to write. ``rows`` yields blocks of its rows in order: float32, which is rounded, or the stored type."""
 
     name: str
     shape: tuple[int, ...]
@@ -79,6 +79,6 @@ def _write(file: Path, recipes: Sequence[Recipe]) -> None:
 
 
 def to_bits(values: Matrix, dtype: str) -> NDArray[np.uint16]:
-    """Rounded to nearest, ties to even. By torch: NumPy is a hundred times slower at subnormals of fp16."""
+    """Rounds to nearest, ties to even. By torch, since NumPy is a hundred times slower at subnormals of fp16."""
     kind = torch.float16 if dtype == "F16" else torch.bfloat16
     return torch.from_numpy(np.ascontiguousarray(values)).to(kind).view(torch.uint16).numpy()

@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 from gguf_models import add_tokenizer  # noqa: E402
 
-# File of the configuration, GGUF's architecture, the type of its experts.
+# (file of the configuration, GGUF's architecture, type of the experts).
 SHAPES = {
     "qwen3-30b-a3b": ("Qwen--Qwen3-30B-A3B.json", "qwen3moe", Type.Q4_0),
     "gpt-oss-20b": ("openai--gpt-oss-20b.json", "gpt-oss", Type.MXFP4),
@@ -39,7 +39,7 @@ PROMPT, ANSWER = 512, 64
 
 
 class Writer:
-    """Random blocks, made without ever holding a float of them."""
+    """Writes random blocks directly, without quantising floats."""
 
     def __init__(self, path: Path, architecture: str) -> None:
         self.file = gguf.GGUFWriter(str(path), architecture)
@@ -57,7 +57,7 @@ class Writer:
         count = int(np.prod(shape)) // values
         blocks = self._random.integers(0, 256, (count, size), np.uint8)
         if type_ == Type.MXFP4:
-            # 2^-8: four bits of up to 6, over some thousand columns.
+            # A scale of 2^-8: codes stand for up to 6, and rows have some thousand columns.
             blocks[:, 0] = 127 - 8
         else:
             step = shape[-1] ** -0.5 / (4.6 if type_ == Type.Q4_0 else 74.0)

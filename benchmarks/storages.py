@@ -33,7 +33,7 @@ from outrider.workers.precisions import PRECISIONS
 CONFIG = Path(__file__).parent / "shapes" / "configs" / "TinyLlama--TinyLlama-1.1B-Chat-v1.0.json"
 TOKENS = (1, 4, 7, 8, 16, 32)
 PREFIX = 16
-# By the name of what a checkpoint brings: how it is stored, and its group.
+# Name of a quantised checkpoint's format -> (storage, group).
 STORAGES: Mapping[str, tuple[Storage, int]] = {
     "Q4_0": (Storage(Codes.INT4, Scales.F16), 32),
     "Q8_0": (Storage(Codes.INT8, Scales.F16), 32),
@@ -62,7 +62,7 @@ def program_in(values: Mapping[str, Any], name: str) -> Program:
 
 
 def fill(weight: Weight, view: np.ndarray) -> None:
-    """Bytes that stand for finite weights of a sensible size: codes are random, and of the headers every lane is alike."""
+    """Fills the view with finite weights of a sensible size: random codes, and headers with equal lanes."""
     generator = np.random.default_rng(weight.columns)
     if weight.table or weight.stored.codes is Codes.NONE:
         word = np.float32(0.01).view(np.uint32)
@@ -87,7 +87,7 @@ def fill(weight: Weight, view: np.ndarray) -> None:
     }
     header = headers.get(weight.stored.scales, np.concatenate([halves(shape.scale_bytes // 2), zeros]))
     if weight.stored.codes is Codes.E4M3:
-        # Normal, as trained weights nearly are, and as large as their block's scale lets them be: hardly one is subnormal.
+        # Normally distributed like trained weights, and scaled to the range of e4m3, so that almost none is subnormal.
         values = np.clip(generator.standard_normal(size, np.float32) * 100, -448, 448)
         tile[:] = np.searchsorted(E4M3[:127], np.abs(values)).clip(0, 126).astype(np.uint8) | np.signbit(
             values
@@ -108,7 +108,7 @@ class Timed:
 
     def __init__(self, values: Mapping[str, Any], name: str, cores: Sequence[int]) -> None:
         self.name = name
-        # One thread's own time leaves out what others on a shared machine take from it.
+        # With one thread its CPU time is used, which excludes time taken by others on a shared machine.
         self.clock = time.thread_time if len(cores) == 1 else time.perf_counter
         program = program_in(values, name)
         sizes = [-(-packer.packed_bytes(weight) // 64) * 64 for weight in program.weights]
@@ -169,7 +169,7 @@ def main() -> None:
     if arguments.layers:
         values["num_hidden_layers"] = arguments.layers
     cores = sorted(os.sched_getaffinity(0))[: arguments.threads]
-    # Its threads start before this one is kept to the first core, which they would be born on.
+    # The stream's threads start before an engine pins this thread to the first core, since new threads inherit that.
     buffer = Stream(cores, 256 << 20)
     rates = [buffer.gigabytes_a_second()]
     timed = [Timed(values, name, cores) for name in arguments.storages]

@@ -1,4 +1,4 @@
-"""How fast memory can be read: the yardstick of every forward pass that is bound by its weights."""
+"""Measures how fast memory can be read, which bounds every forward pass that is limited by reading weights."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 
 from outrider.kernels import packer
 
-# More than any last-level cache that these machines have.
+# Larger than any last-level cache.
 BYTES = 2 << 30
-# What a thread claims at a time: one that is held up for a moment does not hold up the others.
+# Threads claim pieces of this size, so that a thread that is held up does not hold up the others.
 PIECE = 16 << 20
-# Which is faster differs by processor.
+# Streams per thread; the faster number depends on the processor.
 WAYS = (1, 2)
 
 
 def threads_on(cores: Sequence[int]) -> ThreadPoolExecutor:
-    """A thread on each: the system may leave two on one core for seconds."""
+    """A pool with a thread pinned to each core: the system may leave two threads on one core for seconds."""
     left = iter(cores)
     return ThreadPoolExecutor(len(cores), initializer=lambda: os.sched_setaffinity(0, {next(left)}))
 
 
 class Stream:
-    """A buffer that a thread on each core reads, piece by piece."""
+    """A buffer that threads, one on each core, read in pieces."""
 
     def __init__(self, cores: Sequence[int], size: int = BYTES) -> None:
         self.threads = len(cores)
         self.size = size // PIECE * PIECE
         self._memory = packer.Memory(self.size)
-        # Written, or every page would be the one page of zeros.
+        # Written, since unwritten pages all map to the one page of zeros.
         self._memory.array[:] = 1
         self._address = self._memory.array.ctypes.data
         self._pool = threads_on(cores)
@@ -43,7 +43,7 @@ class Stream:
         pieces = iter(range(0, self.size, PIECE))
 
         def read(_: int) -> None:
-            # The interpreter's lock makes taking the next one safe.
+            # Threads may share the iterator: the interpreter's lock makes ``next`` atomic.
             for offset in pieces:
                 packer.stream_read(self._address + offset, PIECE, streams)
 

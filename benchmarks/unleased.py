@@ -1,4 +1,4 @@
-"""The actors of one replica on shared cores, which nobody has to give back: a benchmark has the machine to itself."""
+"""Plans the actors of one replica on shared cores without core leases, since a benchmark has the machine to itself."""
 
 from __future__ import annotations
 

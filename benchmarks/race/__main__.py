@@ -51,7 +51,7 @@ from outrider.workers.models.tokenizer import Tokenizer
 
 VOCABULARY = 8192
 DRAFT_SEED = 7
-# One row at a time is asked for so many times a turn: texts differ in how well they can be guessed.
+# Batch -> requests in a turn (default 1). One row has several, since texts differ in how predictable they are.
 CALLS = {1: 12}
 VLLM_KINDS = ("w8a8", "int4")
 WARM_UP_TOKENS = 8
@@ -59,7 +59,7 @@ STREAM_TRIES, PEAK_TRIES = 3, 10
 
 
 def models(kv_heads: int, noise: float) -> tuple[Path, Path]:
-    """Target and draft, made where they are missing."""
+    """The directories of target and draft, which are made if they are missing."""
     folder = cache_directory() / "benchmarks" / "race"
     shapes = {
         f"target-{kv_heads}": (replace(SHAPES["1b"], kv_heads=kv_heads, vocabulary=VOCABULARY), 0.02, 1),
@@ -75,7 +75,7 @@ def models(kv_heads: int, noise: float) -> tuple[Path, Path]:
 
 
 def precisions(text: str) -> list[str]:
-    """Each with what its keys and values are kept in behind a slash, where that is said."""
+    """The precisions of the list, each maybe with the precision of keys and values after a slash."""
     kinds = text.split(",")
     for kind in kinds:
         if kind.partition("/")[1:] not in {("", ""), ("/", "int8")}:
@@ -107,7 +107,7 @@ def entries(arguments: argparse.Namespace) -> list[Entry]:
 
 
 def modes_of(text: str | None, draft_tokens: list[int]) -> list[str]:
-    """Those that are asked for; all where none are."""
+    """The modes of the comma-separated list; None: all modes."""
     known = ["plain", "auto", "auto+suffix", *numbered_modes(draft_tokens)]
     asked = known if text is None else text.split(",")
     if unknown := [mode for mode in asked if mode not in known]:
@@ -118,8 +118,8 @@ def modes_of(text: str | None, draft_tokens: list[int]) -> list[str]:
 
 
 class Machine:
-    """The yardsticks: GB/s that memory can be read at, and thousands of millions of int8 products a second, the best of
-    some tries.
+    """Measures the machine: GB/s of reading memory, and 10^9 int8 multiply-accumulates per second, each the best of some
+    tries.
     """
 
     def __init__(self, threads: int) -> None:
@@ -184,7 +184,7 @@ def measured(entry: Entry, target: Path, draft: Path, machine: Machine, argument
 
 
 def asked_for(rows: list[tuple[list[int], str]], mode: str, batch: int, count: int, new_tokens: int) -> list[Request]:
-    """So many requests. No prompt comes twice where there are enough."""
+    """``count`` requests of a batch each. No prompt occurs twice if there are enough."""
     requests, again = [], count * batch > len(rows)
     for first in range(0, count * batch, batch):
         chosen = [rows[at % len(rows)] for at in range(first, first + batch)]
@@ -193,7 +193,7 @@ def asked_for(rows: list[tuple[list[int], str]], mode: str, batch: int, count: i
 
 
 def headline(target: Path, draft: Path, arguments: argparse.Namespace) -> str:
-    """All that rates depend on but the engines."""
+    """All settings, except the engine, on which rates depend."""
     rows = f"{arguments.prompts.stem}, prompts of {arguments.prompt_tokens} tokens, {arguments.new_tokens} new"
     how_often = f"batches of {arguments.batches}, turns {arguments.turns} ({CALLS[1]} rows a turn at batch 1)"
     only = f"only {arguments.modes}, " if arguments.modes else ""
@@ -201,18 +201,18 @@ def headline(target: Path, draft: Path, arguments: argparse.Namespace) -> str:
 
 
 def not_run(race: Sequence[Ran], all_entries: Sequence[Entry]) -> list[Entry]:
-    """Those that have not ended well yet."""
+    """The entries without a successful run."""
     done = {(ran.engine, ran.kind) for ran in race if ran.failed is None}
     return [entry for entry in all_entries if (entry.name, entry.kind) not in done]
 
 
 def keep(race: list[Ran], new: Ran) -> None:
-    """In the place of an earlier try that failed."""
+    """Add the run, in place of an earlier run of the same engine, which failed."""
     race[:] = [*(ran for ran in race if (ran.engine, ran.kind) != (new.engine, new.kind)), new]
 
 
 def prompts(path: Path, tokenizer: Tokenizer, length: int) -> list[tuple[list[int], str]]:
-    """Of one length, and as texts, for programs that take no token ids."""
+    """(token ids, text) of prompts cut to one length; texts are for programs that take no token ids."""
     found = [ids[:length] for text in prompts_of([path]) if len(ids := tokenizer.encode(text)) >= length]
     if not found:
         raise SystemExit(f"--prompts: none of {path} has {length} tokens; --prompt-tokens asks for fewer")

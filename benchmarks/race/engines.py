@@ -23,7 +23,7 @@ class Failed(RuntimeError):
 
 @dataclass(frozen=True)
 class Entry:
-    """An engine in one of its kinds: how it is started."""
+    """How to start an engine in one of its kinds (precisions)."""
 
     name: str
     python: Path
@@ -77,7 +77,7 @@ def started(entry: Entry, setup: Setup, log: Path) -> Iterator[Running]:
         yield running
     finally:
         assert process.stdin is not None
-        # One that has ended already cannot take what is left to be flushed.
+        # Closing flushes, which fails if the process has ended already.
         with suppress(BrokenPipeError):
             process.stdin.close()
         try:

@@ -13,14 +13,14 @@ from benchmarks.race.programs.protocol import Answer
 from outrider.runner.bench.table import first_difference, markdown
 
 OURS = "outrider"
-# Behind the name of an engine that runs a second time, at the end.
+# The suffix of the name of an engine that runs a second time, at the end.
 AGAIN = ", again"
 
 
 @dataclass
 class Lane:
-    """One engine in one mode at one batch: the answers of its turns, each a few requests, one after the other, and what
-    the machine gave just before them.
+    """One engine in one mode at one batch size: the answers of its turns (each has a few requests in sequence), and the
+    measurements of the machine just before them.
     """
 
     engine: str
@@ -37,7 +37,7 @@ class Lane:
 
     @property
     def rate(self) -> float:
-        """New tokens a second, prompts read meanwhile."""
+        """New tokens per second, with the time of prefill included."""
         written = self.batch * self.new_tokens
         return self._median(lambda turn: written * len(turn) / sum(answer.seconds for answer in turn))
 
@@ -49,7 +49,7 @@ class Lane:
 
     @property
     def rate_of_both(self) -> float:
-        """Tokens of prompts and answers a second, as llama.cpp counts them."""
+        """Tokens of prompts and answers per second, as llama.cpp counts them."""
         return self.rate * (1 + self.prompt_tokens / self.new_tokens)
 
     @property
@@ -58,7 +58,7 @@ class Lane:
         return median(found) if found else None
 
     def texts(self) -> list[list[int]] | None:
-        """Of the first turn, all of its calls."""
+        """The tokens of all rows in the first turn; None if the engine does not return tokens."""
         found: list[list[int]] = []
         for answer in self.turns[0]:
             if answer.tokens is None:
@@ -68,7 +68,7 @@ class Lane:
 
 
 def same(lane: Lane, other: Lane | None) -> str:
-    """How many rows got the same tokens."""
+    """The number of rows with the same tokens in both lanes, for the table."""
     if other is None or (ours := lane.texts()) is None or (theirs := other.texts()) is None:
         return "-"
     equal = sum(first_difference(left, right) is None for left, right in zip(ours, theirs, strict=True))
@@ -108,10 +108,11 @@ def table(lanes: Sequence[Lane]) -> str:
 
 
 def against(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
-    """For each batch our best rate over the best of all others, with prompts and in decoding, and over each one's best.
+    """For each batch size our best rate over the best of all other engines, and over each one's best, with prefill ("rate")
+    and in decoding.
 
-    The best of an engine is that of its modes, ours that of our modes in all precisions that were run: "with" and "of" say
-    which. What outrider reached when it ran again at the end does not count: nobody else has a second time.
+    An engine's best is over its modes, ours over our modes in all precisions that were run; "with" and "of" name them.
+    outrider's second run at the end does not count, since no other engine has one.
     """
     found = []
     for batch in sorted({lane.batch for lane in lanes}):
@@ -140,8 +141,8 @@ def against(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
 
 @dataclass
 class Ran:
-    """An engine that had its turn in one of its kinds: what the machine gave before it, and what it reached until it
-    failed, where it did. ``code`` is the working copy that ran it.
+    """A run of an engine in one of its kinds: the measurements of the machine before it, its lanes, and the error if it
+    failed. ``code`` is the working copy that ran it.
     """
 
     engine: str
@@ -156,7 +157,7 @@ class Ran:
 
 
 def of_other_code(race: Sequence[Ran], code: str) -> list[str]:
-    """A sentence for each engine whose lanes were not reached with this code."""
+    """A sentence for each engine that was run by another working copy."""
     return [
         f"{ran.engine} ({ran.kind}) ran with a working copy {ran.code or 'of no commit that is known'}, this one is {code}"
         for ran in race
@@ -165,7 +166,7 @@ def of_other_code(race: Sequence[Ran], code: str) -> list[str]:
 
 
 def shown(race: Sequence[Ran], code: str) -> str:
-    """``code`` is the working copy that shows it."""
+    """The report of a race as text. ``code`` is the working copy that prints it."""
     lanes = [lane for ran in race for lane in ran.lanes]
     lines = [table(lanes), ""]
     for ran in race:
