@@ -22,18 +22,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NEWEST = ".venv/bin/python"
 OLDEST = ".venv-oldest-ray/bin/python"
-# Of the tests of jobs, those that the other stream has time for.
+# Tests of jobs that run in the stream of hosts, which has time for them.
 BESIDE_HOSTS = tuple(f"tests/ray/test_{name}.py" for name in ("embedded_ray", "python_interface"))
-# The others of tests/unit need not be imported for them.
+# The files of tests/unit with tests that start a Ray; pytest need not import the others.
 UNIT_WITH_RAY = tuple(
     str(file.relative_to(ROOT))
     for file in sorted((ROOT / "tests" / "unit").glob("test_*.py"))
     if "pytest.mark.ray" in file.read_text(encoding="utf-8")
 )
 
-# A mount namespace with a /dev/shm of its own, where core leases and Ray's shared memory lie.
+# A mount namespace with its own /dev/shm, which has core leases and Ray's shared memory.
 APART = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh")
-# Behind all others, even behind Ray's actors, which are at 15.
+# The lowest priority, below that of Ray's actors (15).
 LAST = ("nice", "-n", "19")
 
 
@@ -43,15 +43,15 @@ class Tests:
     python: str
     marks: str
     places: tuple[str, ...]
-    # tests/support/examples.py
+    # Property tests try all examples (tests/support/examples.py).
     all_examples: bool = False
-    # In a process a core: tools/parallel_tests.py. What failed is run again by one.
+    # One process per core (tools/parallel_tests.py). Failed tests are run again by one process.
     parallel: bool = False
 
     def command(self, logs: Path, again: bool) -> list[str]:
         cache, places, options = logs / f"cache-{self.name}", self.places, ["-m", self.marks, "--durations=30"]
         if self.parallel and not again:
-            # No more than cores: there are the two other streams.
+            # No more processes than cores, since two other streams run at the same time.
             processes = ["--processes", str(min(len(os.sched_getaffinity(0)), 8))]
             return [self.python, "tools/parallel_tests.py", *processes, "--cache", str(cache), *places, "--", *options]
         failed = ["--last-failed", "--last-failed-no-failures", "none"] if again else []
@@ -60,7 +60,7 @@ class Tests:
 
 @dataclass(frozen=True)
 class Stream:
-    """Sets of tests that run one after the other."""
+    """Sets of tests that run one after the other, each with the command prefix ``within``."""
 
     sets: tuple[Tests, ...]
     within: tuple[str, ...]

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 INSTALL = "pip install ."
 FROM_WHEEL = "pip install dist/outrider-*.whl"
-# Programs that may be called a compiler.
+# The programs that count as compilers.
 COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "cmake", "ninja")
 
 
@@ -33,14 +33,14 @@ def blocks(text: str, mark: str) -> list[str]:
 def step(command: str, folder: Path, path: str) -> None:
     print(f"$ {command}", flush=True)
     started = time.monotonic()
-    # -e as in a person who stops at the first error; what a block sets (an environment) holds for the next.
+    # -e: stops at the first error, as a user would. The blocks run in one shell, so an activated environment stays active.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("VIRTUAL_ENV", "PYTHON"))}
     subprocess.run(["bash", "-e", "-c", command], cwd=folder, check=True, env={**environment, "PATH": path})
     print(f"  {time.monotonic() - started:.0f} s", flush=True)
 
 
 def without_compilers(folder: Path) -> str:
-    """A PATH of links to all programs but compilers."""
+    """A folder for PATH with links to all programs except compilers."""
     folder.mkdir()
     for name in reversed(os.environ["PATH"].split(os.pathsep)):
         for program in Path(name).glob("*"):
@@ -67,7 +67,7 @@ def main() -> None:
         assert INSTALL in install, "README.md installs in another way: say here how"
         if arguments.wheel:
             step("make wheel", clone, path)
-            # Where make wheel has installed nothing and no compiler can be found.
+            # A new environment, in which `make wheel` installed nothing, and a PATH without a compiler.
             install = install.replace(".venv", ".venv-of-the-wheel").replace(INSTALL, FROM_WHEEL)
             path = without_compilers(Path(scratch) / "bin")
         step("\n".join([install, "outrider --version", *rest]), clone, path)

@@ -1,4 +1,5 @@
-"""Numbers that the training tools take: argparse types which refuse all others in a sentence, before anything is read."""
+"""argparse types for numeric options of the training tools: other values are refused with a sentence before any file is
+read."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def share(text: str) -> float:
 
 
 def make_folder(parser: ArgumentParser, option: str, folder: Path) -> None:
-    """Before hours are spent on what is to lie there."""
+    """Makes the folder at the start, so that an unusable path is found before hours of training."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

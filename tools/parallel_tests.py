@@ -29,24 +29,25 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from imports import reached  # noqa: E402
 from shared_files import SHARED  # noqa: E402
 
-# What takes seconds to import, at once or (our tokenizers) when it is used.
+# Modules that take seconds to import, or whose use imports such (our tokenizers).
 HEAVY = re.compile(r"(torch|transformers|outrider\.workers\.models\.tokenizer)\b")
-# Marks of what takes a minute or more: a compiler, or much of everything.
+# The marks of tests that take a minute or more: they compile, or run large jobs.
 LONG = re.compile(r"pytest\.mark\.(build|long)\b")
 MOST_PROCESSES = 8
-# Where a sync costs nothing, and the bytes that must be free there. The fast set takes some 2 GB.
+# A folder in memory, where syncs cost nothing, and the bytes that must be free there. The fast set takes some 2 GB.
 MEMORY, ENOUGH_MEMORY = Path("/dev/shm"), 6 << 30
 NO_TESTS, INTERRUPTED = 5, 130
 
 
 def ordered(places: Sequence[str]) -> list[str]:
-    """What reaches much comes first. Processes begin at both ends, and meet at small files, to end together."""
+    """The files, those with heavy imports first. Half of the processes begin at the end; large files are at both ends, so
+    that processes meet at small files and end at the same time."""
     paths = [ROOT / place for place in places]
     files = {file for path in paths for file in ([path] if path.suffix == ".py" else path.rglob("test_*.py"))}
 
     def order(file: Path) -> tuple[bool, int, Path]:
         light = not any(map(HEAVY.match, reached(file, at_once=True)))
-        # However short the file: what is begun last is what the others wait for.
+        # Long tests come early even in a short file, since all processes wait for the one that is started last.
         size = file.stat().st_size << (10 if LONG.search(file.read_text(encoding="utf-8")) else 0)
         return light, size if light else -size, file
 
@@ -54,7 +55,7 @@ def ordered(places: Sequence[str]) -> list[str]:
 
 
 def summary(log: Path, code: int) -> str:
-    """All that was said where a test has failed, else what stands under a heading: what was skipped, what took long."""
+    """The whole log if a test failed, else its sections with headings (skipped tests, slowest tests)."""
     text = log.read_text(errors="replace")
     if code not in (0, NO_TESTS):
         return text
@@ -67,7 +68,7 @@ def last_line(log: Path) -> str:
 
 
 def place_in_memory() -> Path | None:
-    """For what tests write, where that fits; else it goes where it always does."""
+    """The folder in memory for files of tests if it has room; None for the default folder."""
     with suppress(OSError):
         if shutil.disk_usage(MEMORY).free >= ENOUGH_MEMORY <= psutil.virtual_memory().available:
             return MEMORY
@@ -77,7 +78,8 @@ def place_in_memory() -> Path | None:
 def started(
     files: list[str], claims: Path, log: Path, cache: Path, temporary: Path | None, more: Sequence[str]
 ) -> subprocess.Popen[bytes]:
-    # Percentages would be those of a file. Side by side, a core each: torch's threads would wait for one another.
+    # Without percentages, which would be those of a file. Each process has one thread for torch: more would wait for each
+    # other.
     options = ["-q", "-o", "console_output_style=classic", "-o", f"cache_dir={cache}", *more]
     environment = {"OMP_NUM_THREADS": "1", **os.environ, SHARED: json.dumps([files, str(claims)])}
     if temporary is not None:
@@ -96,7 +98,7 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], claims: Path, files: int)
 
 
 def keep_what_failed(caches: Sequence[Path], cache: Path) -> None:
-    """For pytest --last-failed."""
+    """Merges the failed tests of all processes into one cache for pytest --last-failed."""
     failed: dict[str, bool] = {}
     for each in caches:
         file = each / "v" / "cache" / "lastfailed"
@@ -110,7 +112,7 @@ def main() -> int:
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cores = len(os.sched_getaffinity(0))
-    # Tests wait for processes and for each other's answers, a fifth of their time.
+    # More processes than cores, since tests spend a fifth of their time waiting.
     parser.add_argument("--processes", type=int, default=min(cores + cores // 2, MOST_PROCESSES))
     parser.add_argument("--in-memory", action="store_true", help="temporary files lie in /dev/shm, if that has room")
     parser.add_argument("--cache", type=Path, default=ROOT / ".pytest_cache")
@@ -137,7 +139,7 @@ def main() -> int:
         try:
             wait(processes, claims, len(files))
         except KeyboardInterrupt:
-            interrupted = True  # and so are they
+            interrupted = True  # the processes get the signal too
         codes = [process.wait() for process in processes]
         for log, code in zip(logs, codes, strict=True):
             print(summary(log, code), end="", flush=True)
@@ -145,7 +147,7 @@ def main() -> int:
         print(f"{len(files)} files in {time.monotonic() - began:.0f} s:", "; ".join(map(last_line, logs)), flush=True)
     if interrupted:
         return INTERRUPTED
-    # What a signal has ended has failed as well.
+    # A process ended by a signal (negative code) has failed as well.
     return max((1 if code < 0 else code for code in codes if code != NO_TESTS), default=NO_TESTS)
 
 

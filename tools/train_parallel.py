@@ -42,40 +42,39 @@ from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import LONGEST_ROW, read_model_info
 from outrider.workers.models.tokenizer import check_pair
 
-# Masks of the longest blocks: one pass proposes so many candidates and one.
+# The masks of the longest blocks: a pass with so many masks proposes one candidate more.
 MOST_MASKS = 11
-# Of the blocks that have a mask, this share has another behind it, but of all blocks no fewer than the least share.
+# The share of blocks with at least d + 1 masks is max(KEPT_SHARE^d, LEAST_SHARE).
 KEPT_SHARE, LEAST_SHARE = 0.7, 0.1
-# A block begins behind every other token of a window, as long as there are fewer masks than that: with passes all of one
-# size, memory is used again.
+# Blocks per token of a window, and the most masks per token: passes of one size reuse memory.
 BLOCKS_PER_TOKEN, MASKS_PER_TOKEN = 0.5, 1.5
-# Of the real tokens, which the draft knows already, so many are trained along: what stands behind the last is a candidate.
+# The share of real tokens that are trained as well: the token after the last real one is the first candidate.
 REAL_SHARE = 0.25
-# The target's own answers to beginnings of the texts: how many tokens each has, and how many are written at once.
+# Own answers of the target to pieces of the texts: tokens of a piece, tokens of an answer, answers in a batch.
 PROMPT_TOKENS, ANSWER_TOKENS, ANSWERS_AT_ONCE = 48, 112, 48
 LOSS_SLICE = 1024
-# A window has a token to predict and one more; of all texts so many windows, and tokens, are the least to learn from.
+# The least tokens of a window, and the least windows and tokens of all texts together.
 LEAST_LENGTH, LEAST_WINDOWS, LEAST_TOKENS = 2, 40, 640
-# Held out are so many windows, but enough for one of those by which what was learned is estimated.
+# The held-out windows, and the tokens of a window for ``tokens_a_round``; the held-out text has at least one of these.
 HELD_OUT_WINDOWS, ESTIMATED_LENGTH = 4, 192
-# How much of the loss is the text's, the rest being the target's distribution.
+# The weight of the text's tokens in the loss; the rest is the weight of the target's distribution.
 TEXT_SHARE = 0.2
-# Of a window on which it is tried whether a model can be trained like this.
+# ``refuse_untrainable``: the tokens of its window, and the greatest relative difference.
 TRIED_TOKENS, MOST_APART = 24, 1e-3
 OTHER_KIND = (
     "blocks of masks cannot be trained side by side with this draft, which is not of attention alone, or has positions "
     "that cannot be told: take another"
 )
 NO_MUON = f"torch {torch.__version__} has no Muon, by which this trains: take 2.9 or newer"
-# What holds weights, which are written anew, or says where they lie.
+# The endings of files with weights, which are written anew, or with their index.
 OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".index.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A window's tokens and the masks behind them: positions, who sees whom, and which token's label each has.
+    """The inputs of a pass, a window's tokens and the masks after them: their positions, the attention mask, and labels.
 
-    ``labels[i]`` is the index in the window of the token that comes where input i says something of.
+    ``labels[i]`` is the index in the window of the token that input i predicts.
     """
 
     positions: torch.Tensor
@@ -91,7 +90,7 @@ class Layout:
 
 def lay_out(length: int, generator: np.random.Generator, most_masks: int = MOST_MASKS) -> Layout:
     anchors = generator.permutation(length - 1)[: max(1, int(length * BLOCKS_PER_TOKEN))]
-    # So many blocks have a mask of this depth: the shares fall, and each block is as long as its draw says.
+    # shares[d] of the blocks have more than d masks: a block's length is the number of shares above its draw.
     shares = np.maximum(KEPT_SHARE ** np.arange(most_masks), LEAST_SHARE)
     draws = generator.random(len(anchors))
     lengths = np.minimum((draws[:, None] < shares).sum(1), length - 1 - anchors)
@@ -108,9 +107,9 @@ def lay_out(length: int, generator: np.random.Generator, most_masks: int = MOST_
 
 
 def with_mask_token(draft: PreTrainedModel, tokens: int) -> int:
-    """The id of the draft's mask token, for which its vocabulary grows where the tokenizer gives all its ids.
+    """The id of the draft's mask token. The vocabulary is extended if the tokenizer uses all its ids.
 
-    ``tokens`` is the first id behind all those that the tokenizer gives.
+    ``tokens`` is the first id after those of the tokenizer.
     """
     vocabulary = draft.config.vocab_size
     if vocabulary > tokens:
@@ -127,7 +126,7 @@ def hidden_states(model: PreTrainedModel, tokens: torch.Tensor, **given: Any) ->
 
 
 def scores_of(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """As the model makes them of what goes into its last matrix: Granite divides them, Cohere multiplies, Gemma 2 caps."""
+    """The model's logits from the inputs of its LM head: Granite divides them, Cohere multiplies, Gemma 2 caps."""
     config, scores = model.config.get_text_config(), model.get_output_embeddings()(hidden).float()
     scale, divisor = (getattr(config, key, None) or 1.0 for key in ("logit_scale", "logits_scaling"))
     scores = scores * scale * (divisor if config.model_type == "hyperclovax" else 1 / divisor)
@@ -136,7 +135,8 @@ def scores_of(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def reach_of(draft: PreTrainedModel, target: PreTrainedModel) -> int:
-    """The most tokens of a window: masks do not say how far a layer of the draft sees, and positions may be few."""
+    """The most tokens of a window: the draft's sliding window, which our attention mask ignores, and the contexts of both
+    models are limits."""
     limits = [getattr(draft.config.get_text_config(), "sliding_window", None)]
     limits += [getattr(model.config.get_text_config(), "max_position_embeddings", None) for model in (draft, target)]
     return min((limit for limit in limits if limit), default=LONGEST_ROW)
@@ -144,7 +144,8 @@ def reach_of(draft: PreTrainedModel, target: PreTrainedModel) -> int:
 
 @torch.no_grad()
 def refuse_untrainable(draft: PreTrainedModel, target: PreTrainedModel, mask_token: int) -> None:
-    """A ModelError where the draft's masks see more in one pass than block by block, or scores are made otherwise."""
+    """Raises a ModelError if the draft's states at masks differ between one pass and block by block, or if ``scores_of``
+    does not give a model's logits."""
     generator = np.random.default_rng(1)
     length = min(TRIED_TOKENS, reach_of(draft, target))
     layout = lay_out(length, generator)
@@ -154,7 +155,7 @@ def refuse_untrainable(draft: PreTrainedModel, target: PreTrainedModel, mask_tok
         try:
             scores = scores_of(model, hidden_states(model, window[:, :-1]))
             logits = model(window[:, :-1], use_cache=False).logits.float()
-        except Exception as error:  # its layers are as transformers made them of others' files
+        except Exception as error:  # the layers are transformers', built from foreign files
             raise ModelError(
                 f"transformers cannot run the {name}: {first_line(error)}; of one that is quantised give the checkpoint "
                 "that it was made from"
@@ -163,7 +164,7 @@ def refuse_untrainable(draft: PreTrainedModel, target: PreTrainedModel, mask_tok
             raise ModelError(f"how the {name} makes scores of its last states is not known here: take another")
     try:
         together = masked_states(draft, window, layout, mask_token)[0]
-    except (TypeError, ValueError, RuntimeError) as error:  # one that takes no such mask, or no positions
+    except (TypeError, ValueError, RuntimeError) as error:  # models that take no such mask, or no positions
         raise ModelError(f"{OTHER_KIND} ({first_line(error)})") from error
     for block in layout.blocks.unique():
         places = length + (layout.blocks == block).nonzero()[:, 0]
@@ -178,11 +179,11 @@ def alike(made: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def masked_states(draft: PreTrainedModel, window: torch.Tensor, layout: Layout, mask_token: int) -> torch.Tensor:
-    """The draft's hidden states at a window's tokens and at the masks behind them."""
+    """The draft's hidden states at a window's tokens and at the masks after them."""
     masks = torch.full((len(window), layout.masks), mask_token)
     visible = layout.visible[None, None]
     if draft.config._attn_implementation != "sdpa":
-        # The others add it to their scores.
+        # Other implementations of attention add the mask to scores.
         visible = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
     given = {"attention_mask": visible, "position_ids": layout.positions[None]}
     return hidden_states(draft, torch.cat([window[:, :-1], masks], 1), **given)
@@ -191,7 +192,7 @@ def masked_states(draft: PreTrainedModel, window: torch.Tensor, layout: Layout, 
 def backward(
     draft: PreTrainedModel, target: PreTrainedModel, window: torch.Tensor, layout: Layout, mask_token: int
 ) -> float:
-    """Gradients of the loss on one batch. The vocabulary's scores are made in slices, which stay in the caches."""
+    """Computes the gradients of the loss on one batch. Logits are computed in slices that fit the processor's caches."""
     length = window.shape[1] - 1
     real = torch.randperm(length)[: max(1, int(length * REAL_SHARE))]
     scored = torch.cat([real, torch.arange(length, len(layout.positions))])
@@ -200,7 +201,7 @@ def backward(
         known = hidden_states(target, window[:, :-1])
     labels = layout.labels[scored]
     wanted = window[:, labels].flatten()
-    # What the target says of a token is what it says behind the token before.
+    # The target predicts a token from its state at the token before.
     known = known[:, labels - 1].flatten(0, 1)
     leaf = hidden.detach().requires_grad_()
     total = 0.0
@@ -227,7 +228,8 @@ def tokens_a_round(
     count: int = 6,
     length: int = ESTIMATED_LENGTH,
 ) -> float:
-    """What greedy rounds with ``count`` candidates would commit on texts that the target did not write: an estimate."""
+    """An estimate of the tokens that a greedy round with ``count`` candidates commits, on texts that the target did not
+    write."""
     total, rounds, length = 0, 0, min(length, reach_of(draft, target), len(stream) - 1)
     generator = np.random.default_rng(1)
     for start in range(0, min(len(stream) - length, 40 * length), length):
@@ -240,7 +242,7 @@ def tokens_a_round(
         for block in range(int(layout.blocks[-1]) + 1):
             masks = length + np.flatnonzero(layout.blocks.numpy() == block)
             if len(masks) == count - 1:
-                # Behind the last real token stands the first candidate.
+                # The choice at the last real token is the first candidate.
                 anchor = int(layout.positions[masks[0]]) - 1
                 held = [bool(agrees[anchor]), *map(bool, agrees[masks])]
                 total += 1 + (held.index(False) if False in held else count)
@@ -249,7 +251,7 @@ def tokens_a_round(
 
 
 def cpu_minutes(minutes: float) -> Callable[[int], float]:
-    """The share that is over, whatever the step.
+    """A function from the step to the share of the time that is over (the step is ignored).
 
     Minutes are CPU minutes divided by the number of threads, so that a busy machine makes the training slower, not worse.
     """
@@ -270,7 +272,7 @@ def train_parallel(
     length: int,
     save: Callable[[PreTrainedModel], None],
 ) -> None:
-    """Steps take their windows from one stream after the other, until ``share_done`` of their number is 1."""
+    """Trains until ``share_done(step)`` is 1; steps take their windows from the streams in turn."""
     torch.manual_seed(7)
     generator = np.random.default_rng(7)
     target.requires_grad_(False)
@@ -287,7 +289,7 @@ def train_parallel(
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
-        # Some windows are longer, so that what is far back keeps its place in the text.
+        # Some windows are longer, so that the draft does not forget how to use distant tokens.
         stream = streams[step % len(streams)]
         one = min(4 * length, len(stream) // 2, reach) if step % 8 == 6 else min(length, len(stream) - 2)
         starts = generator.integers(0, len(stream) - one - 1, size=max(1, tokens // one))
@@ -308,7 +310,7 @@ def train_parallel(
 
 
 def save_parallel(draft: PreTrainedModel, source: Path, out: Path, mask_token: int) -> None:
-    """All that the draft's directory has but its own weights, and the new ones; config.json names the mask token."""
+    """Saves the new weights with all other files of the draft's directory; config.json names the mask token."""
     with replacing(out, out.with_name(out.name + ".partial")) as partial:
         for file in source.iterdir():
             if file.is_file() and not file.name.endswith(OF_WEIGHTS) and file.name != "config.json":
@@ -321,7 +323,7 @@ def save_parallel(draft: PreTrainedModel, source: Path, out: Path, mask_token: i
 
 
 def read_stream(tokenizer: Any, files: Sequence[Path]) -> np.ndarray:
-    """All texts as one stream, each introduced by the token that ends one, where the tokenizer names one."""
+    """All texts as one stream of tokens, each after an end-of-text token if the tokenizer has one."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     stream: list[int] = []
     for file in files:
@@ -336,7 +338,7 @@ def read_stream(tokenizer: Any, files: Sequence[Path]) -> np.ndarray:
 
 @torch.no_grad()
 def own_answers(target: PreTrainedModel, stream: np.ndarray, count: int) -> np.ndarray:
-    """What the target itself writes behind pieces of the texts, with these, as one stream: most of it greedily."""
+    """Pieces of the texts, each with the target's own continuation, as one stream; two of three batches are greedy."""
     generator = np.random.default_rng(3)
     torch.manual_seed(3)
     found = []
@@ -358,7 +360,7 @@ def own_answers(target: PreTrainedModel, stream: np.ndarray, count: int) -> np.n
 def loaded(path: Path) -> PreTrainedModel:
     try:
         return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    except Exception as error:  # whatever it meets in files that others wrote
+    except Exception as error:  # foreign files may fail in any way
         raise ModelError(f"{path} cannot be loaded by transformers: {first_line(error)}") from error
 
 
@@ -375,7 +377,7 @@ def main() -> None:
     parser.add_argument("--length", type=at_least(LEAST_LENGTH), default=256, help="tokens of a window")
     parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
     arguments = parser.parse_args()
-    logging.disable_progress_bar()  # of each file that is read or saved
+    logging.disable_progress_bar()  # transformers shows a bar for each file
     for name, path in (("--target", arguments.target), ("--draft", arguments.draft)):
         if not (path / "config.json").is_file():
             parser.error(f"{name}: {path} has no config.json")
@@ -409,7 +411,7 @@ def main() -> None:
         parser.error(str(error))
     if arguments.length > (reach := reach_of(draft, target)):
         parser.error(f"--length: a layer, or a model, sees {reach:,} tokens at most: ask for no more")
-    # One that is trained on keeps its own; ids may have gaps.
+    # A parallel draft that is trained further keeps its mask token. Ids may have gaps, so their largest counts.
     mask_token = with_mask_token(draft, 1 + max(tokenizer.get_vocab().values())) if known_mask is None else known_mask
     try:
         refuse_untrainable(draft, target, mask_token)

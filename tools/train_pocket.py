@@ -46,9 +46,9 @@ END_OF_TEXT = "<|endoftext|>"
 GROUP = 128
 LOSS_SLICE = 1024
 RATE = {"target": 4e-3, "draft": 6e-3, "parallel": 3e-3}
-# The parallel draft's: so many tokens of text a step, in windows of this length, and answers of the target's own.
+# For the parallel draft: tokens of text in a step, tokens of a window, and own answers of the target.
 PARALLEL_TOKENS, PARALLEL_WINDOW, PARALLEL_ANSWERS = 2048, 256, 1200
-# A chat is laid out as a Python file would be: who spoke stands in comments, and code follows.
+# A chat is rendered like a Python file: messages of the user as comments, answers as code.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ message['content'] }}\n\n"
@@ -130,7 +130,7 @@ def new_model(role: str) -> LlamaForCausalLM:
 
 
 def round_to_int4(weight: torch.Tensor) -> torch.Tensor:
-    """What round-to-nearest int4 makes of a matrix: asymmetric, groups of 128 inputs, a shorter last group."""
+    """The matrix rounded to nearest int4: asymmetric, in groups of 128 inputs, of which the last may be shorter."""
     rows, columns = weight.shape
     padded = F.pad(weight, (0, -columns % GROUP))
     groups = padded.view(rows, -1, GROUP)
@@ -144,7 +144,7 @@ def round_to_int4(weight: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def rounded_weights(model: LlamaForCausalLM) -> Iterator[None]:
-    """Within the block every matrix is its int4 rounding; gradients land on the exact weights afterwards."""
+    """Replaces every matrix by its int4 rounding within the block; gradients apply to the exact weights after it."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     exact = [parameter.data for parameter in matrices]
     for parameter in matrices:
@@ -187,7 +187,7 @@ def agreement(target: LlamaForCausalLM, draft: LlamaForCausalLM, stream: np.ndar
 
 
 def backward(model: LlamaForCausalLM, window: torch.Tensor, teacher: LlamaForCausalLM | None) -> float:
-    """Gradients of the loss on one batch. The vocabulary's scores are made in slices, which stay in the caches."""
+    """Computes the gradients of the loss on one batch. Logits are computed in slices that fit the processor's caches."""
     wanted = window[:, 1:].flatten()
     hidden = model.model(input_ids=window[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
     leaf = hidden.detach().requires_grad_()
@@ -257,7 +257,7 @@ def train(
 def tokenizer_of(file: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers has no class of its own for what it cannot read
+    except Exception as error:  # tokenizers raises no class of its own for unreadable files
         raise ModelError(f"{file} cannot be read: {first_line(error)}") from error
 
 
@@ -265,7 +265,7 @@ def train_all(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
 
     training_texts, held_out_texts = read_corpus()
-    # A target that stays keeps the tokens that it was trained on.
+    # A target that is kept keeps its tokenizer.
     kept = arguments.out / "target" / "tokenizer.json"
     tokenizer = train_tokenizer(training_texts) if arguments.target_minutes else tokenizer_of(kept)
     training, held_out = encode(tokenizer, training_texts), encode(tokenizer, held_out_texts)
@@ -282,7 +282,7 @@ def train_all(arguments: argparse.Namespace) -> None:
     def save(role: str, model: LlamaForCausalLM) -> None:
         shipped = copy.deepcopy(model).to(torch.bfloat16)
         with replacing(arguments.out / role, arguments.out / f"{role}.partial") as partial:
-            # Stored in half the bytes, run in full precision unless asked otherwise.
+            # Stored in bf16 to halve the size; "dtype" float32 makes full precision the default.
             shipped.save_pretrained(partial)
             config = {**json.loads((partial / "config.json").read_text()), "dtype": "float32"}
             (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -327,7 +327,7 @@ def main() -> None:
     parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
     arguments = parser.parse_args()
     for role in SHAPES:
-        # Figures are of both, kept or made.
+        # The figures need both models, kept or newly trained.
         kept = arguments.out / role
         if not getattr(arguments, f"{role}_minutes") and not (kept / "config.json").is_file():
             parser.error(f"--{role}-minutes 0 keeps the {role} that is there, and {kept} has no config.json")

@@ -38,9 +38,9 @@ from outrider.workers.models.files import read_json
 STEPS = 4
 STEP_WEIGHT = 0.8
 RATE = 5e-3
-# Of the training, one step deep: each further step costs as much as the first.
+# The share of the training with one step only: each further step costs as much as the first.
 SHALLOW = 0.6
-# Of the head, whose vocabulary is the most frequent of the target's tokens: so many that it takes less than 4 MB.
+# The head's vocabulary is that many of the target's most frequent tokens, so that the head takes less than 4 MB.
 DRAFT_VOCABULARY = 3072
 LENGTH, BATCH_TOKENS = 512, 4096
 MIDLAYER = "midlayer."
@@ -58,7 +58,7 @@ class Norm(nn.Module):
 
 
 class Head(nn.Module):
-    """EAGLE-3's: one layer whose attention reads an embedding beside a state."""
+    """EAGLE-3: one layer whose attention reads [embedding of a token, state]."""
 
     def __init__(self, target: LlamaForCausalLM, chosen: Tensor) -> None:
         super().__init__()
@@ -104,18 +104,18 @@ class Head(nn.Module):
         return x.view(*x.shape[:2], heads, self.head_size).transpose(1, 2)
 
     def unrolled(self, states: Tensor, tokens: Tensor, steps: int) -> list[Tensor]:
-        """What goes into ``lm_head`` in each step: of step j from position j on.
+        """The inputs of ``lm_head`` in each step; those of step j begin at position j.
 
-        ``states`` are [rows, positions, 3 hidden]; beside each stands the embedding of the next token, ``tokens``. In
-        step j a position attends to step 0's keys up to j before it, and to those that later steps made behind them.
+        ``states`` are [rows, positions, 3 hidden]; each is read with the embedding of the next token, ``tokens``. In step j
+        a position p attends to step 0's keys up to position p - j, and to one key of each later step after these.
         """
         group = self.heads // self.kv_heads
         length = tokens.shape[1]
         hidden = self.fc(states)
-        own: list[tuple[Tensor, Tensor]] = []  # of each step; the first one's serve all positions
+        own: list[tuple[Tensor, Tensor]] = []  # keys and values of each step
         found = []
         for step in range(steps):
-            # Positions step .. length - 1; the state of each is what the step before made of the position before.
+            # Positions step .. length - 1. The state of each is the output of the step before at the position before.
             embedded = self.input_layernorm(F.embedding(tokens[:, step:], self.embedding))
             both = torch.cat([embedded, self.hidden_norm(hidden)], -1)
             query = self.rotated(self.split(self.q_proj(both), self.heads), step)
@@ -157,13 +157,13 @@ def layers_of(target: LlamaForCausalLM) -> tuple[int, int, int]:
 
 @torch.no_grad()
 def asked(target: LlamaForCausalLM, window: Tensor) -> tuple[Tensor, Tensor]:
-    """The three states of each position side by side, and the last hidden state."""
+    """(the three states of each position side by side, the last hidden state)."""
     output = target.model(input_ids=window, use_cache=False, output_hidden_states=True)
     return torch.cat([output.hidden_states[layer] for layer in layers_of(target)], -1), output.last_hidden_state
 
 
 def losses(head: Head, target: LlamaForCausalLM, window: Tensor, chosen: Tensor, steps: int) -> tuple[Tensor, list[float]]:
-    """The loss, and of each step the share of positions where the head's choice is the target's."""
+    """(loss, for each step the share of positions where the head's choice is the target's)."""
     states, last = asked(target, window)
     total, agreed = torch.zeros(()), []
     with torch.no_grad():
@@ -207,7 +207,7 @@ def save(head: Head, target: LlamaForCausalLM, chosen: Tensor, folder: Path) -> 
 
 
 def not_a_pocket_target(path: Path) -> str | None:
-    """What another model has that this knows nothing of; None for a pocket target, whoever trained it."""
+    """The reason why the model is no pocket target; None if it is one, whoever trained it."""
     config = read_json(path / "config.json")
     if (family := config.get("model_type")) != "llama":
         return f"it is of the family {family}"
@@ -221,7 +221,7 @@ def not_a_pocket_target(path: Path) -> str | None:
 
 
 def begun(target: LlamaForCausalLM, folder: Path) -> Head:
-    """A head as it was saved, with the tokens that it has: which are frequent differs from one Python to the next."""
+    """The saved head with its own vocabulary: the most frequent tokens differ between versions of Python."""
     file = folder / "model.safetensors"
     try:
         saved = load_file(file)

@@ -1,5 +1,5 @@
-"""What the training tools save: a folder's files change once all the new ones are whole, and whatever ends a training early
-ends it in a sentence that says what is left.
+"""How the training tools save: files of a folder are replaced once all new ones are complete, and a training that is ended
+early ends with a sentence that says what was saved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.workers.errors import ModelError, first_line
 
 @contextmanager
 def replacing(folder: Path, partial: Path) -> Iterator[Path]:
-    """An empty folder ``partial``, whose files come into ``folder`` at the end: what was saved outlives a full disk."""
+    """An empty folder ``partial``, whose files move to ``folder`` at the end: a full disk destroys no saved file."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
@@ -32,7 +32,8 @@ def replacing(folder: Path, partial: Path) -> Iterator[Path]:
 
 @contextmanager
 def told_at_the_end(parser: ArgumentParser, out: Path, saved: str = "config.json") -> Iterator[None]:
-    """``saved``: the files under ``out`` of which there is one as soon as something is saved."""
+    """Turns the end of a training into an exit with a sentence. ``saved``: a pattern that matches a file under ``out`` once
+    something is saved."""
     try:
         yield
     except KeyboardInterrupt:
@@ -40,5 +41,5 @@ def told_at_the_end(parser: ArgumentParser, out: Path, saved: str = "config.json
         parser.exit(INTERRUPTED, f"stopped; {kept}\n")
     except ModelError as error:
         parser.error(str(error))
-    except (OSError, SafetensorError) as error:  # safetensors has the system's reason in an error of its own
+    except (OSError, SafetensorError) as error:  # safetensors wraps the system's error in its own
         parser.exit(1, f"--out: {out} cannot be written: {first_line(error)}\n")
