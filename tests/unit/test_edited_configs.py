@@ -31,7 +31,9 @@ BOUND = 1e-4
 SOME, COMPUTED = 8, 1
 # transformers sets a Youtu's embedding of the padding token to 0 after it has read it; its makers' own code does not.
 OF_TRANSFORMERS_ALONE = {"youtu": [{"pad_token_id": -1}]}
+# One model of each family; and those of a family whose layers are of other kinds.
 FAMILIES = list({kind: name for name, (kind, _) in reversed((TINY | MIXTURES).items())}.values())[::-1]
+FAMILIES += ["granite-mamba", "nemotron-h-moe"]
 
 
 @pytest.fixture(autouse=True)

@@ -314,6 +314,7 @@ def test_kimi_linear_by_its_makers_names() -> None:
             'cannot follow "layer_types"',
         ),
         ({"mla_use_nope": False}, '"mla_use_nope": False'),
+        ({"num_experts_per_tok": 1}, '"num_experts_per_token": 3 beside "num_experts_per_tok": 1'),
     ):
         with pytest.raises(ModelError, match=sentence):
             build_program(makers | change, Format.BF16)

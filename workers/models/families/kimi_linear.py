@@ -93,6 +93,9 @@ def kimi_linear(config: Config, begin: Begin) -> Program:
 
 def _as_others(config: Config) -> dict[str, Any]:
     """The configuration under the keys of other families, without "head_dim", which is the size of none of these heads."""
+    for own, other in OWN_NAMES.items():
+        if own in config.values and config.values.get(other, config.values[own]) != config.values[own]:
+            raise config.unknown(f'"{own}": {config.values[own]!r} beside "{other}": {config.values[other]!r}')
     values = {OWN_NAMES.get(key, key): value for key, value in config.values.items() if key != "head_dim"}
     nested = values.pop("linear_attn_config", None) or {}
     if not isinstance(nested, Mapping) or not set(nested) <= {*OF_DELTA_NETS, *KINDS}:

@@ -10,7 +10,7 @@ from outrider.kernels.builder import Builder
 from outrider.kernels.program import Activation, Format, Slice, Tensor
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.parts import FULL, Linear
+from outrider.workers.models.families.parts import FULL, Linear, activation
 
 MAMBA = "linear_attention"
 # How older versions of transformers name the kinds of layers.
@@ -31,8 +31,8 @@ class Mamba:
     """Sizes of a layer: ``heads`` of ``head_size`` columns each, whose states have ``state`` rows.
 
     ``groups``: the number of B and C, each shared by heads / groups heads. ``normed``: the scan's output passes an RMS
-    norm, each group by itself; ``norm_first``: before it is multiplied by the gate, not after. ``multipliers`` are the
-    factors of gate, x, B, C and dt.
+    norm, each group by itself; ``norm_first``: before it is multiplied by the gate, not after. ``function`` is the
+    activation after the convolution; the gate's is SiLU. ``multipliers`` are the factors of gate, x, B, C and dt.
     """
 
     heads: int
@@ -43,6 +43,7 @@ class Mamba:
     conv_bias: bool
     bias: bool
     epsilon: float
+    function: Activation = Activation.SILU
     normed: bool = True
     norm_first: bool = False
     multipliers: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0)
@@ -67,6 +68,7 @@ def read_mamba(config: Config, inner: int, epsilon: float) -> Mamba:
         conv_bias=config.flag("mamba_conv_bias", True),
         bias=config.flag("mamba_proj_bias", False),
         epsilon=epsilon,
+        function=activation(config, "hidden_act", "silu"),
     )
 
 
@@ -120,7 +122,7 @@ def mamba_layer(
     gate, values = both.split(inner, mixed)
     taps = Tensor(f"{names.prefix}conv1d.weight", (mixed, 1, mamba.taps))
     shift = names.bias("conv1d", mixed) if mamba.conv_bias else None
-    x, key, query = builder.convolve(values, taps, bias=shift, activation=Activation.SILU).split(inner, shared, shared)
+    x, key, query = builder.convolve(values, taps, bias=shift, activation=mamba.function).split(inner, shared, shared)
     y = builder.scan(
         query,
         key,
