@@ -318,3 +318,51 @@ def test_kimi_linear_by_its_makers_names() -> None:
     ):
         with pytest.raises(ModelError, match=sentence):
             build_program(makers | change, Format.BF16)
+
+
+@pytest.mark.parametrize(
+    ("name", "renamed", "more"),
+    [
+        (
+            "nemotron-h",
+            {"layers_block_type": None},
+            {"hybrid_override_pattern": "M-*M", "num_hidden_layers": 4, "attention_head_dim": 24, "sliding_window": None}
+            | {"time_step_limit": [0.0, float("inf")], "rms_norm_eps": 1e-5, "expand": 2, "mamba_proj_bias": False},
+        ),
+        (
+            "nemotron-h-moe",
+            {"layers_block_type": None, "n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv"},
+            {"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "rope_theta": 10000, "norm_eps": 1e-5},
+        ),
+        (
+            "falcon-h1",
+            {},
+            {"mamba_use_mlp": True, "mlp_expansion_factor": 8, "attn_layer_indices": None, "time_step_rank": "auto"},
+        ),
+        ("bamba", {"partial_rotary_factor": None}, {"attn_rotary_emb": 8, "z_loss_coefficient": 0.0}),
+        ("granite-mamba", {"layer_types": None}, {"layer_types": ["mamba", "attention", "mamba"], "init_method": "mup"}),
+    ],
+)
+def test_hybrids_by_their_makers_keys(name: str, renamed: dict[str, str | None], more: dict[str, Any]) -> None:
+    """``renamed``: other names of keys, None for those that makers do not state."""
+    said = said_by_transformers(name)
+    kept = {renamed.get(key, key): value for key, value in said.items()}
+    makers = {key: value for key, value in kept.items() if key is not None} | more
+    assert build_program(makers, Format.BF16).digest() == build_program(said, Format.BF16).digest()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("nemotron-h", {"sliding_window": 9}, '"sliding_window": 9'),
+        ("nemotron-h", {"attention_head_dim": 32}, '"attention_head_dim": 32'),
+        ("nemotron-h", {"layers_block_type": None, "hybrid_override_pattern": "MX*"}, '"hybrid_override_pattern": .MX'),
+        ("falcon-h1", {"mamba_use_mlp": False}, '"mamba_use_mlp": False'),
+        ("falcon-h1", {"ssm_multipliers": [1.0]}, '"ssm_multipliers" must be 5 numbers'),
+        ("bamba", {"attn_rotary_emb": 4}, '"attn_rotary_emb": 4'),
+        ("bamba", {"attn_layer_indices": []}, "a model without a layer of attention"),
+    ],
+)
+def test_what_hybrids_do_not_do_is_refused(name: str, change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers(name) | change, Format.BF16)

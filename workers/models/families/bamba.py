@@ -25,6 +25,7 @@ def bamba(config: Config, begin: Begin) -> Program:
     if not set(with_attention) & set(range(sizes.layers)):
         raise config.unknown("a model without a layer of attention")
     config.get("partial_rotary_factor")  # transformers ignores it, and always takes 0.5
+    config.only("attn_rotary_emb", sizes.head_size // 2)  # the same, as its makers say it
     rope = read_rope(config, sizes.head_size, sizes.context, partial=0.5)
     bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     function = activation(config, "hidden_act", "silu")
@@ -56,6 +57,8 @@ def falcon_h1(config: Config, begin: Begin) -> Program:
     )
     config.only("projectors_bias", mamba.bias)
     config.only("mlp_bias", False)
+    config.only("mamba_use_mlp", True)
+    config.get("mlp_expansion_factor")  # "intermediate_size" says it
     rope = read_rope(config, sizes.head_size, sizes.context)
     bias, function = config.flag("attention_bias", False), activation(config, "hidden_act", "silu")
     gate_factor, down_factor = _factors(config, "mlp_multipliers", 2)

@@ -88,9 +88,9 @@ def pass_over(config: Config) -> None:
         config.get(key)
 
 
-def kinds_of(config: Config, key: str, layers: int, known: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """The kind of each layer."""
-    kinds = [OLDER_NAMES.get(kind, kind) for kind in config.get(key) or usual]
+def kinds_of(config: Config, key: str, stated: Sequence[str], layers: int, known: Sequence[str]) -> list[str]:
+    """The kind of each layer, from what ``key`` states."""
+    kinds = [OLDER_NAMES.get(kind, kind) for kind in stated]
     if len(kinds) != layers or not set(kinds) <= set(known):
         raise ModelError(f'{config.source}: the native engine cannot follow "{key}": {kinds!r}')
     if FULL not in kinds:

@@ -199,8 +199,8 @@ FUSED = "fused_projections"
 
 def granitemoehybrid(config: Config, begin: Begin) -> Program:
     """Granite 4: Mamba 2 in most layers or in none; a shared expert, and routed experts unless their number is 0."""
-    sizes = read_sizes(config)
-    kinds = kinds_of(config, "layer_types", sizes.layers, (MAMBA, FULL), [MAMBA] * sizes.layers)
+    sizes, key = read_sizes(config), "layer_types"
+    kinds = kinds_of(config, key, config.get(key) or [MAMBA] * sizes.layers, sizes.layers, (MAMBA, FULL))
     config.only("normalization_function", "rmsnorm")
     rope = config.get("position_embedding_type", "nope")
     if rope not in ("rope", "nope"):
