@@ -64,11 +64,6 @@ def errors(directory: Path) -> Iterator[Record]:
     return _ended(directory, (FAILED,))
 
 
-def results_and_errors(directory: Path) -> Iterator[Record]:
-    """All rows that have ended, in input order."""
-    return _ended(directory, (DONE, FAILED))
-
-
 def _ended(directory: Path, states: Sequence[int]) -> Iterator[Record]:
     with closing(open_job(directory)) as journal:
         carried = CarriedReader(journal)

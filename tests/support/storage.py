@@ -82,8 +82,6 @@ class _File:
 
     durable: bytearray = field(default_factory=bytearray)
     since: list[Operation] = field(default_factory=list)
-    # Whether a sync failed: the system may have dropped the writes before it, and later syncs do not cover them.
-    doubtful: bool = False
 
 
 class Disk:

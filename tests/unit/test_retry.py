@@ -20,7 +20,7 @@ from outrider.runner import run_job
 from outrider.runner.cli.main import app
 from outrider.runner.job.directory import describe
 from outrider.runner.job.journal import DONE, FAILED, Counts, Journal
-from outrider.runner.job.records import results_and_errors
+from outrider.runner.job.records import ended_rows
 from outrider.runner.job.results import error_record, write_results
 from outrider.runner.options.job import JobSpec, build_spec
 from outrider.runner.prepare_job import _description, prepare
@@ -71,7 +71,7 @@ def test_a_record_takes_the_place_of_the_error(journal: Journal) -> None:
     assert journal.waiting_again() == 0
     assert [row for row, _ in journal.whole_records(DONE)] == [0, 1, 3]
     assert [row for row, _ in journal.whole_records(FAILED)] == [2, 4]
-    assert [record.id for record in results_and_errors(journal.path.parent)] == ["a", "b", "bad", "4", "5"]
+    assert [record.id for _, record in ended_rows(journal, (DONE, FAILED))] == ["a", "b", "bad", "4", "5"]
 
 
 def test_portions_of_errors_have_those_that_wait(journal: Journal) -> None:
