@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.runner.driving.partial_tokens import PartialTokenStore
-from outrider.runner.job.admission import samples_of
 from outrider.runner.job.journal import KeptTokens, StoredRow
 from outrider.runner.job.prompts import unexpected
 from outrider.runner.job.record_line import INVALID
 from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.job.resolved_request import samples_of
 from outrider.runner.job.results import error_record, result_record
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies

@@ -9,7 +9,8 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from outrider.runner.job.admission import MOST_ERRORS_SHOWN, ROWS_AT_ONCE, refusal_of, text_of
+from outrider.runner.job.admission import MOST_ERRORS_SHOWN, refusal_of
+from outrider.runner.job.encoded_rows import ROWS_AT_ONCE, text_of
 from outrider.runner.job.input import open_input
 from outrider.runner.job.prompts import read_rows
 from outrider.runner.job.reading import CSV_SUFFIXES

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.runner import streams
 from outrider.runner.hosts.this_machine import local_host
-from outrider.runner.job.admission import admit_one
 from outrider.runner.job.damage import without_advice
 from outrider.runner.job.directory import JOURNAL
 from outrider.runner.job.identity import identity
 from outrider.runner.job.journal import StoredRow
+from outrider.runner.job.row_check import admit_one
 from outrider.runner.job.tokenizer_process import TokenizerProcess, TokenizerProcessDied
 from outrider.runner.model_choice import placement_request_of
 from outrider.runner.options.job import JobSpec

@@ -19,9 +19,9 @@ from virtual_ray import Actor, Crash, DraftActor, Fate, Future, TargetActor, Vir
 
 from outrider.runner.driving.driver import Driver
 from outrider.runner.driving.schedule import MOST_ATTEMPTS
-from outrider.runner.job.admission import samples_of
 from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
 from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.job.resolved_request import samples_of
 from outrider.runner.job.results import error_record, result_record
 from outrider.runner.planning.placement import PlannedActor
 from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan

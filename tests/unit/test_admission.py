@@ -12,10 +12,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from outrider.runner.job.admission import admit, samples_of
+from outrider.runner.job.admission import admit
 from outrider.runner.job.input import open_input
 from outrider.runner.job.journal import FAILED, Counts, Journal, StoredRow
 from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.job.resolved_request import samples_of
 from outrider.runner.job.row_seed import derived_seed
 from outrider.runner.job.source import Source
 from outrider.runner.options.job import JobSpec

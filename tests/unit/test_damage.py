@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from outrider.runner.job.admission import samples_of
 from outrider.runner.job.damage import translated
 from outrider.runner.job.directory import open_job
 from outrider.runner.job.journal import DONE, FAILED, META, Counts, Journal, StoredRow
+from outrider.runner.job.resolved_request import samples_of
 from outrider.runner.job.results import error_record, result_record, write_results
 from outrider.runner.report.report import drop_damaged_statistics, write_report
 from outrider.runner.report.statistics import JobStatistics

@@ -14,9 +14,9 @@ from fakes import END, FakeEngine, FakePieces, Fixed, decode
 from native_models import open_native, save_tiny
 from transformers import AutoModelForCausalLM
 
-from outrider.runner.job.admission import samples_of
 from outrider.runner.job.journal import StoredRow
 from outrider.runner.job.requests import RowError, parse_openai, parse_simple
+from outrider.runner.job.resolved_request import samples_of
 from outrider.runner.job.results import result_record
 from outrider.workers.engines.engine import Feed
 from outrider.workers.messages import Row, RowResult, Sampling

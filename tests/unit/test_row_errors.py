@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from test_admission import MODEL_INFO, FakeTokenizerProcess, identified
 
 from outrider.runner.driving.partial_results import PartialResults
-from outrider.runner.job import admission, prompts
-from outrider.runner.job.admission import admit, samples_of
+from outrider.runner.job import prompts, row_check
+from outrider.runner.job.admission import admit
 from outrider.runner.job.journal import FAILED, Journal, StoredRow
+from outrider.runner.job.resolved_request import samples_of
 from outrider.runner.job.source import Source
 from outrider.runner.options.job import JobSpec
 from outrider.runner.report.counters import JobCounters
@@ -92,8 +93,8 @@ def fails(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("module", "name", "what"),
-    [(prompts, "parse_simple", "read"), (prompts, "load_object", "read"), (admission, "_resolve", "admitted"),
-     (admission, "_length_problem", "admitted")],
+    [(prompts, "parse_simple", "read"), (prompts, "load_object", "read"), (row_check, "resolve", "admitted"),
+     (row_check, "_length_problem", "admitted")],
 )  # fmt: skip
 def test_what_nobody_has_thought_of_names_the_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, what: str

@@ -20,8 +20,8 @@ from small_job import MODEL_INFO, FakeTokenizerProcess
 from starlette.testclient import TestClient
 
 from outrider.runner.job import results
-from outrider.runner.job.admission import admit_one
 from outrider.runner.job.journal import StoredRow
+from outrider.runner.job.row_check import admit_one
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options.job import JobSpec
 from outrider.runner.serve import single

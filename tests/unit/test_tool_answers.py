@@ -19,12 +19,14 @@ from one_tokenizer_process import tokenizer_process
 from tool_models import TEMPLATES, VOCABULARY, tool_model, write_tokenizer
 
 from examples import examples
-from outrider.runner.job.admission import admit, admit_one, samples_of
+from outrider.runner.job.admission import admit
 from outrider.runner.job.journal import Journal, StoredRow
 from outrider.runner.job.prompts import BadRow
 from outrider.runner.job.records import results
 from outrider.runner.job.requests import Request, parse_simple
+from outrider.runner.job.resolved_request import samples_of
 from outrider.runner.job.results import result_record
+from outrider.runner.job.row_check import admit_one
 from outrider.runner.job.source import Source
 from outrider.runner.options.job import JobSpec
 from outrider.workers.build import Draft, build_draft
