@@ -102,17 +102,17 @@ class _Api:
         if order not in ("asc", "desc"):
             raise ApiError(400, f'"order" must be asc or desc, got "{short(order)}"', "order")
         limit = _limit(query, USUAL_FILES, MOST_FILES)
-        return JSONResponse(self._service.list_files(query.get("purpose"), query.get("after"), limit, order == "desc"))
+        return JSONResponse(self._service.files.list(query.get("purpose"), query.get("after"), limit, order == "desc"))
 
     def file(self, request: Request) -> Response:
-        return JSONResponse(self._service.file(request.path_params["file"]).shown())
+        return JSONResponse(self._service.files.get(request.path_params["file"]).shown())
 
     def delete_file(self, request: Request) -> Response:
-        return JSONResponse(self._service.delete_file(request.path_params["file"]))
+        return JSONResponse(self._service.files.delete(request.path_params["file"]))
 
     def content(self, request: Request) -> Response:
-        file = self._service.file(request.path_params["file"])
-        path = self._service.path_of(file)
+        file = self._service.files.get(request.path_params["file"])
+        path = self._service.files.path_of(file)
         if not path.is_file():
             if file.batch is None or not path.with_name(JOURNAL).is_file():
                 raise no_such("File", file.id)

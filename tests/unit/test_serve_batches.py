@@ -21,7 +21,7 @@ from serve_world import FakeRunner, World, line, until
 from outrider.runner.job import results
 from outrider.runner.job.directory import JOURNAL
 from outrider.runner.job.journal import Journal
-from outrider.runner.serve import finalizing, reserve, service, unwritten_files
+from outrider.runner.serve import batch_files, finalizing, reserve, service, unwritten_files
 from outrider.runner.serve.names import INPUT, new_file_id
 from outrider.runner.serve.reserve import Reserve
 from outrider.runner.serve.running import Broken
@@ -453,7 +453,7 @@ def test_what_was_to_be_checked_is_checked_again(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("ending", ["completed", pytest.param("cancelled", marks=pytest.mark.slow)])
 def test_files_that_were_not_written_are_written(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
-        without.setattr("outrider.runner.serve.service.Service._write_files", _killed)
+        without.setattr("outrider.runner.serve.finalizing.Finalizer._write_files", _killed)
         world = World(tmp_path / "data", at_once=False)
         with world.client() as client:
             batch = create(client, line("a") + line("b"))
@@ -537,10 +537,10 @@ def test_a_batch_that_is_cancelled_on_a_full_disk_ends_and_keeps_what_it_has(
     tmp_path: Path, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full for what the batch's journal would have to take in, and for files where the reserve is there."""
-    monkeypatch.setattr(service, "FREED_SECONDS", 0.01)
+    monkeypatch.setattr(finalizing, "FREED_SECONDS", 0.01)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
     world = World(tmp_path / "data", at_once=False)
-    kept, write = tmp_path / "data" / "reserve", finalizing.write_results
+    kept, write = tmp_path / "data" / "reserve", batch_files.write_results
 
     def written(*given: Any) -> Any:
         return _full() if kept.exists() else write(*given)
@@ -550,12 +550,12 @@ def test_a_batch_that_is_cancelled_on_a_full_disk_ends_and_keeps_what_it_has(
         until(lambda: batch.id in world.runner.jobs, "run of the batch")
         world.runner.do(batch.id, done)
         monkeypatch.setattr(Journal, "record", _full)
-        monkeypatch.setattr(finalizing, "write_results", written)
+        monkeypatch.setattr(batch_files, "write_results", written)
         client.batches.cancel(batch.id)
         found = ended(client, batch.id)
         assert found.status == "cancelled" and found.error_file_id is None
         assert found.errors is not None and found.errors.data is not None
-        assert (found.errors.data[0].code, found.errors.data[0].message) == ("no_space", service.WAS_FULL)
+        assert (found.errors.data[0].code, found.errors.data[0].message) == ("no_space", finalizing.WAS_FULL)
         assert found.request_counts is not None and found.request_counts.completed == done
         if done:
             assert [row["custom_id"] for row in rows_of(client, found.output_file_id)] == ["0", "1"]
@@ -569,7 +569,7 @@ def test_of_a_batch_that_is_cancelled_on_a_full_disk_what_finds_no_room_is_read_
     tmp_path: Path, fits: int, journal_is_full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Finished rows are more than the reserve: the results, or the errors behind them, find no room in any try."""
-    monkeypatch.setattr(service, "FREED_SECONDS", 0.01)
+    monkeypatch.setattr(finalizing, "FREED_SECONDS", 0.01)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(unwritten_files, "ROWS_AT_ONCE", 2)
     world = World(tmp_path / "data", at_once=False)
@@ -591,7 +591,7 @@ def test_of_a_batch_that_is_cancelled_on_a_full_disk_what_finds_no_room_is_read_
         found = ended(client, batch.id)
         assert found.status == "cancelled"
         told = (found.errors.data if found.errors is not None else None) or ()
-        assert [each.message for each in told] == [service.WAS_FULL] * journal_is_full
+        assert [each.message for each in told] == [finalizing.WAS_FULL] * journal_is_full
         folder = world.folders.batch(batch.id)
         assert not (folder / "results.jsonl").exists() and not (folder / "errors.jsonl").exists()
         assert [row["custom_id"] for row in rows_of(client, found.output_file_id)] == ["0", "2", "3", "4", "5"]
@@ -608,7 +608,7 @@ def test_of_a_batch_that_is_cancelled_on_a_full_disk_what_finds_no_room_is_read_
 
 
 def test_a_batch_whose_files_find_no_space_says_so_until_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "FREED_SECONDS", 0.01)
+    monkeypatch.setattr(finalizing, "FREED_SECONDS", 0.01)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
     world = World(tmp_path / "data", at_once=False)
 
@@ -620,10 +620,10 @@ def test_a_batch_whose_files_find_no_space_says_so_until_they_do(tmp_path: Path,
         name = create(client, line("a") + line("b")).id
         until(lambda: name in world.runner.jobs, "run of the batch")
         with monkeypatch.context() as full:
-            full.setattr(finalizing, "write_results", _full)
+            full.setattr(batch_files, "write_results", _full)
             world.runner.do(name, 2)
             until(partial(told, name), "word of the full disk")
-            assert told(name) == [service.FULL] and client.batches.retrieve(name).status == "finalizing"
+            assert told(name) == [finalizing.FULL] and client.batches.retrieve(name).status == "finalizing"
         found = ended(client, name)
         assert found.errors is None and found.error_file_id is None
         assert len(rows_of(client, found.output_file_id)) == 2
@@ -768,7 +768,7 @@ def test_a_batch_whose_input_is_not_there_waits_to_be_checked(
 def test_files_that_cannot_be_written_without_a_journal_are_written_when_it_is_back(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service, "FREED_SECONDS", 0.01)
+    monkeypatch.setattr(finalizing, "FREED_SECONDS", 0.01)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
     world = World(tmp_path / "data", at_once=False)
     with world.client() as client:
@@ -782,8 +782,8 @@ def test_files_that_cannot_be_written_without_a_journal_are_written_when_it_is_b
                 journal.write_bytes(b"no database" * 1000)
         world.pass_by(24 * 3600)
         until(lambda: caplog.text.count("waits: ") == 2, "word of it")
-        tries = mock.Mock(side_effect=service.Service._write_files)
-        monkeypatch.setattr(service.Service, "_write_files", lambda self, name: tries(self, name))
+        tries = mock.Mock(side_effect=finalizing.Finalizer._write_files)
+        monkeypatch.setattr(finalizing.Finalizer, "_write_files", lambda self, name: tries(self, name))
         until(lambda: tries.call_count > 4, "further tries")
         assert caplog.text.count("waits: ") == 2, "it is told once"
         assert client.batches.retrieve(waits.id).status == "in_progress"

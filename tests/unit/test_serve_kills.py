@@ -14,7 +14,7 @@ import pytest
 from serve_world import KEY, World, line, until
 from starlette.testclient import TestClient
 
-from outrider.runner.serve import service, uploads
+from outrider.runner.serve import batch_files, files, finalizing, service, uploads
 from outrider.runner.serve.store import Store
 
 KILLED = 9
@@ -54,8 +54,8 @@ def armed(killer: Killer) -> None:
         return counted
 
     Store._transaction = counted  # type: ignore[method-assign]
-    places = ((uploads, "sync_folder"), (service, "sync_folder"), (service, "_remove"), (service, "write_files"))
-    for module, name in places:
+    removals = ((module, "remove_directory") for module in (batch_files, files, service))
+    for module, name in ((uploads, "sync_folder"), (service, "sync_folder"), (finalizing, "write_files"), *removals):
         setattr(module, name, around(getattr(module, name)))
 
 
