@@ -22,13 +22,13 @@ A family's builder calls the methods of ``Builder`` in the order of the model's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from outrider.kernels.buffers import select_positions, share_buffers
 from outrider.kernels.program import (
     ABSENT,
-    FACTORS,
     MOST_ROUTED,
     RECURRENT,
     Activation,
@@ -40,29 +40,10 @@ from outrider.kernels.program import (
     Program,
     Routing,
     Slice,
-    Storage,
     Tensor,
     Weight,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """How one tensor is stored.
-
-    ``order`` names the activation order of a quantised matrix's columns, if it has one: matrices with equal names share it.
-    """
-
-    format: Format
-    group: int = 0
-    storage: Storage | None = None
-    order: str = ""
-
-
-# The name of the order of experts that have an activation order each, or none.
-EACH_ITS_OWN = "each its own"
-# (tensor, whether it is a table that is read row by row) -> how it is stored.
-Keeping = Callable[[Tensor, bool], Kept]
+from outrider.kernels.weights import EACH_ITS_OWN, Keeping, Weights, joined
 
 
 @dataclass
@@ -84,23 +65,25 @@ class Builder:
     group: int = 0
     keeping: Keeping | None = None
     states: Sequence[int] = ()
+    _weights: Weights = field(init=False)
     _ops: list[Op] = field(default_factory=list)
-    _weights: list[Weight] = field(default_factory=list)
-    _numbers: dict[Weight, int] = field(default_factory=dict)
     _widths: list[int] = field(default_factory=list)
     _caches: dict[tuple[Slice, Slice], int] = field(default_factory=dict)
     _handed_out: set[int] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._weights = Weights(self.precision, self.group, self.keeping)
+
     def embed(self, table: Tensor, scale: float = 1.0) -> Slice:
         """The token's row of ``table``, times ``scale``."""
         output = self._buffer(table.shape[1])
-        self._ops.append(Op(Kind.EMBED, output=output, weight=self._table(table, packed=True), scale=scale))
+        self._ops.append(Op(Kind.EMBED, output=output, weight=self._weights.table(table, packed=True), scale=scale))
         return output
 
     def positions(self, x: Slice, table: Tensor, offset: int = 0) -> Slice:
         """``x`` plus the row of ``table`` at the token's position + ``offset`` (OPT's is 2)."""
         output = self._buffer(x.width)
-        self._ops.append(Op(Kind.POSITION, x, output=output, weight=self._table(table), integer=offset))
+        self._ops.append(Op(Kind.POSITION, x, output=output, weight=self._weights.table(table), integer=offset))
         return output
 
     def norm(
@@ -122,8 +105,8 @@ class Builder:
                 x,
                 residual=residual or ABSENT,
                 output=output,
-                weight=self._vector([weight]) if weight else self._constants([1.0] * x.width),
-                bias=self._vector([bias]) if bias else -1,
+                weight=self._weights.vector([weight]) if weight else self._weights.constants([1.0] * x.width),
+                bias=self._weights.vector([bias]) if bias else -1,
                 integer=kind,
                 head_size=x.width,
                 epsilon=epsilon,
@@ -147,14 +130,14 @@ class Builder:
 
         Without a ``weight`` its elements are 1. ``residual`` is added. If ``output`` is given, the result goes there.
         """
-        gain = self._vector([weight]) if weight else self._constants([1.0] * (x.width // heads))
+        gain = self._weights.vector([weight]) if weight else self._weights.constants([1.0] * (x.width // heads))
         op = Op(Kind.NORM, x, residual=residual or ABSENT, output=output or x, weight=gain, heads=heads, epsilon=epsilon)
-        shift = self._vector([bias]) if bias else -1
+        shift = self._weights.vector([bias]) if bias else -1
         self._ops.append(replace(op, integer=kind, head_size=x.width // heads, bias=shift))
 
     def scale_by_position(self, x: Slice, factors: Sequence[float], every: int, ahead: int = 0) -> None:
         """``x * factors[min((position + ahead) // every, len(factors) - 1)]``, in place."""
-        self._ops.append(Op(Kind.SCALE, x, output=x, weight=self._constants(factors), window=every, integer=ahead))
+        self._ops.append(Op(Kind.SCALE, x, output=x, weight=self._weights.constants(factors), window=every, integer=ahead))
 
     def xielu(self, x: Slice, numbers: Sequence[Tensor]) -> Slice:
         """p x^2 + b x where x is positive, else (e^min(x, c) - 1 - x) n + b x.
@@ -162,7 +145,7 @@ class Builder:
         ``numbers`` are v, w, b and c, with p = softplus(v) and n = b + softplus(w).
         """
         output = self._buffer(x.width)
-        self._ops.append(Op(Kind.XIELU, x, output=output, weight=self._vector(numbers)))
+        self._ops.append(Op(Kind.XIELU, x, output=output, weight=self._weights.vector(numbers)))
         return output
 
     def scale(
@@ -170,7 +153,7 @@ class Builder:
     ) -> Slice:
         """``x * factor + residual``, in ``output`` if given. The factor is a constant, or one element of the checkpoint."""
         output = output or self._buffer(x.width)
-        weight = self._constants([factor]) if isinstance(factor, float) else self._vector([factor])
+        weight = self._weights.constants([factor]) if isinstance(factor, float) else self._weights.vector([factor])
         self._ops.append(Op(Kind.SCALE, x, residual=residual or ABSENT, output=output, weight=weight))
         return output
 
@@ -178,9 +161,9 @@ class Builder:
         """``x``, each column times its own factor."""
         output = self._buffer(x.width)
         if isinstance(factors, Tensor):
-            count, weight = factors.count, self._vector([factors])
+            count, weight = factors.count, self._weights.vector([factors])
         else:
-            count, weight = len(factors), self._constants(factors)
+            count, weight = len(factors), self._weights.constants(factors)
         if count != x.width:
             raise ValueError(f"{count} factors for {x.width} columns")
         self._ops.append(Op(Kind.SCALE, x, output=output, weight=weight, integer=1))
@@ -189,7 +172,7 @@ class Builder:
     def shift(self, x: Slice, vector: Tensor) -> Slice:
         """``x + vector``, computed as a layer norm with weights of 0 and the bias ``vector``, plus the residual ``x``."""
         output = self._buffer(x.width)
-        zeros, bias = self._constants([0.0] * x.width), self._vector([vector])
+        zeros, bias = self._weights.constants([0.0] * x.width), self._weights.vector([vector])
         op = Op(Kind.NORM, x, residual=x, output=output, weight=zeros, bias=bias, integer=Norm.LAYER)
         self._ops.append(replace(op, head_size=x.width, epsilon=1.0))
         return output
@@ -249,19 +232,19 @@ class Builder:
         if biases and len(biases) != len(matrices):
             raise ValueError(f"{len(biases)} biases for {len(matrices)} matrices")
         first = 0
-        for kept, run in groupby(range(len(matrices)), lambda index: self._kept(matrices[index], precision)):
+        for kept, run in groupby(range(len(matrices)), lambda index: self._weights.kept_as(matrices[index], precision)):
             indices = list(run)
             stacked = [matrices[index] for index in indices]
             width = sum(matrix.count for matrix in stacked)
-            constant = self._constants([shift] * width) if shift else -1
+            constant = self._weights.constants([shift] * width) if shift else -1
             self._ops.append(
                 Op(
                     Kind.LINEAR,
                     x,
                     residual=residual.part(first, width) if residual else ABSENT,
                     output=output.part(first, width),
-                    weight=self._matrix(stacked, kept, gated=False),
-                    bias=self._vector([biases[index] for index in indices]) if biases else constant,
+                    weight=self._weights.matrix(stacked, kept, gated=False),
+                    bias=self._weights.vector([biases[index] for index in indices]) if biases else constant,
                     activation=activation,
                     scale=scale,
                     cap=cap,
@@ -275,12 +258,12 @@ class Builder:
         if gate.count != up.count:
             raise ValueError(f"{gate.name} has {gate.count} rows, {up.name} {up.count}")
         _check_columns(x.width, [gate, up])
-        kept = _joined({self._kept(gate, None), self._kept(up, None)})
+        kept = joined({self._weights.kept_as(gate, None), self._weights.kept_as(up, None)})
         if kept is None:
             raise ValueError(f"{gate.name} and {up.name} are quantised in different ways, which the kernels cannot join")
         output = self._buffer(gate.count)
-        weight = self._matrix([gate, up], kept, gated=True)
-        bias = self._vector(biases) if biases else -1
+        weight = self._weights.matrix([gate, up], kept, gated=True)
+        bias = self._weights.vector(biases) if biases else -1
         self._ops.append(Op(Kind.LINEAR, x, output=output, weight=weight, bias=bias, activation=activation))
         return output
 
@@ -302,8 +285,8 @@ class Builder:
         head_size = x.width // heads
         if 2 * len(frequencies) > head_size or (longest and len(long_frequencies) != len(frequencies)):
             raise ValueError(f"{len(frequencies)} and {len(long_frequencies)} frequencies for heads of {head_size}")
-        weight = self._constants(frequencies)
-        long = self._constants(long_frequencies) if longest else -1
+        weight = self._weights.constants(frequencies)
+        long = self._weights.constants(long_frequencies) if longest else -1
         op = Op(Kind.ROPE, x, output=x, weight=weight, bias=long, heads=heads, head_size=head_size, scale=factor)
         self._ops.append(replace(op, rotated=2 * len(frequencies), longest=longest))
 
@@ -345,7 +328,7 @@ class Builder:
                 key,
                 value,
                 output=output,
-                weight=self._vector([sinks]) if sinks else -1,
+                weight=self._weights.vector([sinks]) if sinks else -1,
                 integer=cache,
                 heads=heads,
                 kv_heads=kv_heads,
@@ -371,10 +354,10 @@ class Builder:
             or {(each.count, each.columns) for each in matrices} != {(first.count, first.columns)}
         ):
             raise ValueError(f"{count} heads like {first.name} over {x.width} columns")
-        kept = _joined({self._kept(matrix, None) for matrix in matrices})
+        kept = joined({self._weights.kept_as(matrix, None) for matrix in matrices})
         if kept is None:
             raise ValueError(f"heads of {first.name} are kept in different ways, which cannot be joined")
-        numbers = [self._matrix([matrix], kept, gated=False) for matrix in matrices]
+        numbers = [self._weights.matrix([matrix], kept, gated=False) for matrix in matrices]
         if numbers != list(range(numbers[0], numbers[0] + count)):
             raise ValueError(f"heads of {first.name} share weights")
         output = self._buffer(count * (kept_columns + first.count))
@@ -398,8 +381,8 @@ class Builder:
         if len(taps.shape) != 3 or taps.count != x.width or taps.shape[1] != 1:
             raise ValueError(f"{taps.name} has shape {taps.shape}, its input has {x.width} columns")
         output = self._buffer(x.width)
-        weight = self._add(Weight(Format.FP32, taps.count, taps.shape[2], (taps,), table=True))
-        shift = self._vector([bias]) if bias else -1
+        weight = self._weights.add(Weight(Format.FP32, taps.count, taps.shape[2], (taps,), table=True))
+        shift = self._weights.vector([bias]) if bias else -1
         op = Op(Kind.CONVOLVE, x, before or ABSENT, behind or ABSENT, output=output, weight=weight, bias=shift)
         self._ops.append(replace(op, activation=activation))
         return output
@@ -431,7 +414,7 @@ class Builder:
         if (gates.width, shift.count) not in ((2 * heads, heads), (heads * (1 + size), heads * size)):
             raise ValueError(f"the delta rule with {heads} heads of {size} rows, {gates.width} gates")
         output = self._buffer(value.width)
-        numbers = (self._vector([decay]), self._vector([shift]))
+        numbers = (self._weights.vector([decay]), self._weights.vector([shift]))
         op = Op(Kind.DELTA, query, key, value, gates, output, *numbers, heads=heads, kv_heads=kv_heads, head_size=size)
         self._ops.append(replace(op, epsilon=epsilon, scale=size**-0.5, cap=0.0 if most == 1.0 else most))
         return output
@@ -459,7 +442,7 @@ class Builder:
         if columns % 16 or heads % kv_heads or (query.width, value.width) != (kv_heads * size, heads * columns):
             raise ValueError(f"a scan with {heads}/{kv_heads} heads over {query.width} and {value.width} columns")
         output = self._buffer(value.width)
-        numbers = (self._vector([decay, skip]), self._vector([shift]))
+        numbers = (self._weights.vector([decay, skip]), self._weights.vector([shift]))
         op = Op(Kind.SCAN, query, key, value, steps, output, *numbers, heads=heads, kv_heads=kv_heads, head_size=size)
         self._ops.append(op)
         return output
@@ -501,9 +484,9 @@ class Builder:
         output = self._buffer(2 * chosen)
         op = Op(Kind.ROUTE, scores, output=output, heads=experts, kv_heads=chosen, integer=int(routing))
         if corrections is not None:
-            op = replace(op, weight=self._vector([corrections]))
+            op = replace(op, weight=self._weights.vector([corrections]))
         if factors is not None:
-            op = replace(op, bias=self._vector([factors]))
+            op = replace(op, bias=self._weights.vector([factors]))
         self._ops.append(replace(op, head_size=size, window=groups_kept if size else 0, epsilon=epsilon, scale=scale))
         return output
 
@@ -526,19 +509,19 @@ class Builder:
         and ``cap`` are those of a clamped activation.
         """
         chosen, width = route.width // 2, sum(part.count for part in matrices[0]) // (2 if gated else 1)
-        each = [{self._kept(part, None) for part in parts} for parts in matrices]
+        each = [{self._weights.kept_as(part, None) for part in parts} for parts in matrices]
         # An expert may have an activation order of its own, which all of its matrices with the same input share.
         ordered = any(kept.order for alike in each for kept in alike)
         alike = {replace(kept, order=EACH_ITS_OWN if ordered else "") for kinds in each for kept in kinds}
-        kept = None if any(len({kept.order for kept in kinds}) > 1 for kinds in each) else _joined(alike)
+        kept = None if any(len({kept.order for kept in kinds}) > 1 for kinds in each) else joined(alike)
         if kept is None:
             raise ValueError(
                 f"{matrices[0][0].name} and other experts are quantised in different ways, which the kernels cannot join; "
                 "--precision bf16 runs them"
             )
         output = self._buffer(chosen * _rounded(width))
-        numbers = [self._matrix(parts, kept, gated=gated) for parts in matrices]
-        shifts = [self._vector(parts) for parts in biases]
+        numbers = [self._weights.matrix(parts, kept, gated=gated) for parts in matrices]
+        shifts = [self._weights.vector(parts) for parts in biases]
         for found in (numbers, shifts):
             if found != list(range(found[0], found[0] + len(found))) if found else False:
                 raise ValueError(f"the experts beside {matrices[0][0].name} share weights")
@@ -628,7 +611,7 @@ class Builder:
     def spread(self, logits: Slice, tokens: Sequence[int]) -> Slice:
         """The logits of the whole vocabulary, from those of ``tokens``; no other token is ever chosen."""
         output = self._buffer(self.vocabulary)
-        weight = self._constants([float(token) for token in tokens])
+        weight = self._weights.constants([float(token) for token in tokens])
         self._ops.append(Op(Kind.SPREAD, logits, output=output, weight=weight))
         return output
 
@@ -643,66 +626,13 @@ class Builder:
         if self.states and any(op.kind in RECURRENT for op in self._ops):
             raise ValueError("the inputs of layers cannot be handed out where rows have a recurrent state")
         self._ops.append(Op(Kind.CHOOSE, logits))
-        ops, buffers = _share_buffers(*_select(self._ops, self._widths))
+        ops, buffers = share_buffers(*select_positions(self._ops, self._widths))
         cache = Cache.FP32 if self.precision.fp32 else Cache.BF16
-        return Program(ops, tuple(self._weights), buffers, len(self._caches), self.vocabulary, self.context, cache)
+        return Program(ops, tuple(self._weights.all), buffers, len(self._caches), self.vocabulary, self.context, cache)
 
     def _buffer(self, width: int) -> Slice:
         self._widths.append(width)
         return Slice(len(self._widths) - 1, 0, width)
-
-    def _add(self, weight: Weight) -> int:
-        # Equal weights are stored once: the rope frequencies of all layers, a tied table.
-        if weight not in self._numbers:
-            self._numbers[weight] = len(self._weights)
-            self._weights.append(weight)
-        return self._numbers[weight]
-
-    def _table(self, table: Tensor, packed: bool = False) -> int:
-        """``packed``: the table may be a packed matrix of codes, which a tied LM head then shares."""
-        format = Format.FP32 if self.precision.fp32 else Format.BF16
-        if self.keeping is not None:
-            kept = self.keeping(table, True)
-            if packed and kept.storage is not None and not kept.order:
-                return self._matrix([table], kept, gated=False)
-            format = Format.FP32 if kept.storage is not None else kept.format
-        return self._add(Weight(format, table.count, table.shape[1], (table,), table=True))
-
-    def _constants(self, values: Sequence[float]) -> int:
-        return self._add(Weight(Format.FP32, 1, len(values), values=tuple(values), table=True))
-
-    def _vector(self, parts: Sequence[Tensor]) -> int:
-        return self._add(Weight(Format.FP32, 1, sum(part.count for part in parts), tuple(parts), table=True))
-
-    def _kept(self, matrix: Tensor, precision: Format | None) -> Kept:
-        if self.keeping is not None:
-            kept = self.keeping(matrix, False)
-            # Groups lie within rows, so codes cannot be transposed; the dequantised weights are.
-            if matrix.transposed and kept.storage is not None:
-                return Kept(Format.FP32 if kept.format.integer else kept.format)
-            # A router's fp8 is dequantised where the router is fp32.
-            codes = kept.storage is not None and kept.format.integer
-            return kept if precision is None or codes else Kept(precision)
-        format = self.precision if precision is None else precision
-        if not format.integer:
-            return Kept(format)
-        if format in (Format.W4A8, Format.W4ABF16) and not self.group:
-            return Kept(format, 32, FACTORS)
-        return Kept(format, self.group or 128)
-
-    def _matrix(self, parts: Sequence[Tensor], kept: Kept, *, gated: bool) -> int:
-        rows, columns = sum(part.count for part in parts), parts[0].columns
-        weight = Weight(kept.format, rows, columns, tuple(parts), group=kept.group, gated=gated)
-        return self._add(replace(weight, storage=kept.storage, ordered=bool(kept.order)))
-
-
-def _joined(kept: set[Kept]) -> Kept | None:
-    """How matrices that one product joins are stored: as each is, if all are alike; as plain floats, if all are floats of
-    one type; else None."""
-    first = next(iter(kept))
-    if len(kept) == 1:
-        return first
-    return None if first.format.integer or {each.format for each in kept} != {first.format} else Kept(first.format)
 
 
 def _rounded(width: int) -> int:
@@ -714,74 +644,3 @@ def _check_columns(columns: int, parts: Sequence[Tensor]) -> None:
     for part in parts:
         if len(part.shape) != 2 or part.columns != columns:
             raise ValueError(f"{part.name} has shape {part.shape}, its input has {columns} columns")
-
-
-# The operations that need all tokens of a pass, besides attention that fills a cache: token and position embeddings,
-# recurrent states, and states that are handed out.
-_EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.HAND_OUT, *RECURRENT)
-
-
-def _select(ops: Sequence[Op], widths: Sequence[int]) -> tuple[list[Op], list[int]]:
-    """After the last operation that needs all tokens, only positions whose choice or logits are asked for are computed.
-
-    Of a prompt that is the last position, which saves most of the last layer, and all of the layers that share an earlier
-    layer's cache.
-    """
-    filling = {op.integer: index for index, op in reversed(list(enumerate(ops))) if op.kind is Kind.ATTENTION}
-    border = 1 + max([*filling.values(), *(index for index, op in enumerate(ops) if op.kind in _EVERY_TOKEN)])
-    before, after = list(ops[:border]), ops[border:]
-    made = {op.output.buffer for op in before}
-    selected = {}
-    longer = list(widths)
-    for buffer in sorted({read.buffer for op in after for read in _of_selected(op)} & made):
-        selected[buffer] = len(longer)
-        longer.append(widths[buffer])
-        whole = Slice(buffer, 0, widths[buffer])
-        before.append(Op(Kind.SELECT, whole, output=replace(whole, buffer=selected[buffer])))
-    kept = {buffer: selected.get(buffer, buffer) for buffer in range(len(longer))}
-    # Attention among these shares a cache that has been filled for all positions, so its key and value stay.
-    renamed = [_rename(op, kept) for op in after]
-    return before + [
-        replace(new, key=op.key, value=op.value) if op.kind is Kind.ATTENTION else new
-        for op, new in zip(after, renamed, strict=True)
-    ], longer
-
-
-def _of_selected(op: Op) -> tuple[Slice, ...]:
-    return (op.input,) if op.kind is Kind.ATTENTION else op.reads
-
-
-def _share_buffers(ops: Sequence[Op], widths: Sequence[int]) -> tuple[tuple[Op, ...], tuple[int, ...]]:
-    """Gives buffers whose lifetimes do not overlap the same memory."""
-    last_use = {slice.buffer: index for index, op in enumerate(ops) for slice in (*op.reads, op.output)}
-    physical: dict[int, int] = {}
-    sizes: list[int] = []
-    free: list[int] = []
-    renamed: list[Op] = []
-    for index, op in enumerate(ops):
-        buffer = op.output.buffer
-        if buffer >= 0 and buffer not in physical:
-            width = widths[buffer]
-            fitting = [number for number in free if sizes[number] == width]
-            if fitting:
-                physical[buffer] = fitting[0]
-                free.remove(fitting[0])
-            else:
-                physical[buffer] = len(sizes)
-                sizes.append(width)
-        renamed.append(_rename(op, physical))
-        free += [
-            physical[number]
-            for number in {s.buffer for s in (*op.reads, op.output)}
-            if last_use.get(number) == index and number >= 0
-        ]
-    return tuple(renamed), tuple(sizes)
-
-
-def _rename(op: Op, physical: dict[int, int]) -> Op:
-    def new(slice: Slice) -> Slice:
-        return slice if slice.buffer < 0 else Slice(physical[slice.buffer], slice.offset, slice.width)
-
-    return replace(
-        op, input=new(op.input), key=new(op.key), value=new(op.value), residual=new(op.residual), output=new(op.output)
-    )

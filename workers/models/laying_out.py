@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.kernels.builder import Keeping
 from outrider.kernels.program import Format, Program, Tensor, Weight
 from outrider.kernels.quantised import Scheme
+from outrider.kernels.weights import Keeping
 from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.config_file import config_path, read_config

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from outrider.kernels.builder import Builder, Keeping
+from outrider.kernels.builder import Builder
 from outrider.kernels.program import Format, Program
+from outrider.kernels.weights import Keeping
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import (

@@ -6,10 +6,10 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from outrider.kernels.builder import Kept
 from outrider.kernels.program import Codes, Format, Scales, Storage, Tensor
 from outrider.kernels.quantised import SCALE_BITS, Values
 from outrider.kernels.storage import UnknownStorage, storage_for
+from outrider.kernels.weights import Kept
 from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint import Checkpoint
 from outrider.workers.models.formats.halves import exact
