@@ -24,6 +24,7 @@ from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.runner.prepare_job import MODEL_NAME, PreparedJob
 from outrider.runner.process_exit import end_signals, is_repeated_signal
 from outrider.runner.report import statistics
+from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.display import Watcher
 from outrider.runner.report.report import write_report
 from outrider.runner.report.summary import summarize
@@ -101,7 +102,7 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
         else:
             check_same(kept, path, "a numeric path", directory)
 
-    trace = TraceFile(spec.trace)
+    trace, shown = TraceFile(spec.trace), _Shown(display)
     with _hosts(spec, prepared, display) as (where, plans):
         from outrider.runner.driving.driver import Driver
 
@@ -113,7 +114,7 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
             spec.start_deadline,
             agree_on_path,
             where,
-            display.show,
+            lambda counters: shown.show(counters, driver.draining),
             trace,
             spec.wait_for_cores,
         )
@@ -126,7 +127,7 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
             lambda: write_report(journal, directory, running=False),
         ):
             try:
-                with _draining_on_signals(driver, display):
+                with _draining_on_signals(driver):
                     driver.run()
             except RayLostError as lost:
                 if driver.draining:
@@ -174,8 +175,26 @@ def _run_details(driver: Any) -> dict[str, Any]:
     }
 
 
+class _Shown:
+    """Shows the job's progress, and says once that the job drains.
+
+    The signal's handler does not: the signal may come amid a print, and a stream cannot be written within its own writing.
+    """
+
+    def __init__(self, display: Watcher) -> None:
+        self._display = display
+        self._said = False
+
+    def show(self, counters: JobCounters, draining: bool) -> None:
+        if draining and not self._said:
+            self._said = True
+            said = "finishing the rows under way; Ctrl-C again stops at once (either way the job can be resumed)"
+            self._display.say(said)
+        self._display.show(counters)
+
+
 @contextmanager
-def _draining_on_signals(driver: Any, display: Watcher) -> Iterator[None]:
+def _draining_on_signals(driver: Any) -> Iterator[None]:
     """The first Ctrl-C, SIGTERM or SIGHUP drains the job, a second Ctrl-C or SIGTERM stops it at once.
 
     SIGHUP (a terminal that closes) never counts as the second: the kernel and the shell may both send it, and a user who
@@ -186,7 +205,6 @@ def _draining_on_signals(driver: Any, display: Watcher) -> Iterator[None]:
         repeated = is_repeated_signal()
         if not driver.draining:
             driver.drain()
-            display.say("finishing the rows under way; Ctrl-C again stops at once (either way the job can be resumed)")
         elif number != signal.SIGHUP and not repeated:
             raise KeyboardInterrupt
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from outrider.runner import streams
+
 # `timeout` signals its process and then the whole group, and a wrapper forwards a signal that the terminal has sent to all:
 # a second signal within this time is the same request.
 REPEATED_SECONDS = 0.3
@@ -84,5 +86,5 @@ def end(code: str | int | None) -> None:
         if isinstance(code, str):
             print(code, file=sys.stderr)
         sys.stdout.flush()
-        sys.stderr.flush()
+        streams.finish()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)

@@ -1,14 +1,18 @@
-"""Standard input, output and error: always open, and an error of writing to them never ends a job."""
+"""Standard input, output and error: always open. An error of writing to them never ends a job, and no job waits until its
+messages are read."""
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import os
-import select
+import signal
 import sys
 from contextlib import suppress
 from typing import TextIO
+
+from outrider.runner.backlog import Backlog, write_once
 
 
 def prepare() -> None:
@@ -19,9 +23,25 @@ def prepare() -> None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115  (a descriptor; for the life of the process)
     # A caller within the same process (a test) may have replaced sys.stdout and sys.stderr: leave those.
     if sys.stdout is sys.__stdout__:
-        sys.stdout = _tolerant(1, sys.stdout)
+        sys.stdout = _stream(_Tolerant(1), sys.stdout)
     if sys.stderr is sys.__stderr__:
-        sys.stderr = _tolerant(2, sys.stderr)
+        sys.stderr = _stream(Backlog(2), sys.stderr)
+        atexit.register(finish)
+
+
+def finish(seconds: float | None = None) -> None:
+    """Call before this process ends: wait, or wait some seconds, until the messages on standard error are read. A signal
+    ends the waiting, and the process."""
+    sys.stderr.flush()
+    raw = getattr(getattr(sys.stderr, "buffer", None), "raw", None)
+    if isinstance(raw, Backlog):
+        raw.finish(_let_signals_end, seconds)
+
+
+def _let_signals_end() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def lost_output() -> OSError | None:
@@ -72,24 +92,21 @@ class _Tolerant(io.RawIOBase):
     def write(self, data: memoryview) -> int:  # type: ignore[override]
         while self.error is None:
             try:
-                return os.write(self._descriptor, data)
-            except BlockingIOError:  # another program has made the terminal non-blocking
-                select.select([], [self._descriptor], [])
+                return write_once(self._descriptor, data)
             except OSError as error:
                 self.error = error
         return len(data)
 
 
-def _tolerant(descriptor: int, before: TextIO | None) -> TextIO:
+def _stream(raw: _Tolerant | Backlog, before: TextIO | None) -> TextIO:
     # Buffered text goes first.
     if before is not None:
         with suppress(OSError):
             before.flush()
-    raw = _Tolerant(descriptor)
     return io.TextIOWrapper(
         io.BufferedWriter(raw),  # type: ignore[type-var]
         encoding=getattr(before, "encoding", None) or "utf-8",
         # Characters that the terminal's encoding lacks are escaped.
         errors="backslashreplace",
-        line_buffering=descriptor == 2 or raw.isatty(),
+        line_buffering=raw.fileno() == 2 or raw.isatty(),
     )

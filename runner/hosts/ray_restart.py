@@ -6,12 +6,15 @@ import os
 import sys
 from typing import NoReturn
 
+from outrider.runner import streams
 from outrider.runner.job.journal import Journal
 from outrider.runner.safe_path import environment_as_given
 from outrider.workers.errors import JobError, RayLostError
 
 # The job stops when this many Rays are lost without a row ending in between.
 MOST_IDLE_LOSSES = 3
+# A job does not wait longer for a reader of its messages.
+LAST_WORDS_SECONDS = 1.0
 # Environment variable of a command that was executed anew: what is done once per command is done already.
 ANEW = "OUTRIDER_ANEW"
 
@@ -33,5 +36,5 @@ def check_worth_another(journal: Journal, lost: RayLostError, ours: bool) -> Non
 def restart() -> NoReturn:
     """Execute this command anew in this process, which drops the state that Ray's libraries have of the lost Ray."""
     sys.stdout.flush()
-    sys.stderr.flush()
+    streams.finish(LAST_WORDS_SECONDS)
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment_as_given() | {ANEW: "1"})

@@ -809,8 +809,10 @@ def test_a_job_that_is_told_twice_to_end_finishes_what_is_under_way(
         if done:
             raised.append(first)
             if len(raised) == 1:
+                said = len(heard.said)
                 signal.raise_signal(first)
                 signal.raise_signal(again)
+                assert len(heard.said) == said, "printed within a signal's handler, which may interrupt a print"
             signal.raise_signal(signal.SIGHUP)
 
     monkeypatch.setattr(Journal, "record", closes)
