@@ -25,6 +25,9 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BLANK = "the line is blank; remove it or give a prompt"
 ONE_A_LINE = "each row stands on a line of its own: jq -c '.[]' writes the entries of a list so"
+ONE_LINE = "each row stands on one line: jq -c . writes objects so"
+# How a file begins that is one JSON list of rows, whose entries are no texts to go on from.
+LIST_OF_OBJECTS = re.compile(rb"\s*\[\s*(\{\s*\"|$)")
 TOO_LONG = f"the line is longer than {MOST_LINE_BYTES >> 20} MiB; split it"
 
 
@@ -82,7 +85,7 @@ def read_rows(
             yield line
             continue
         if jsonl is None:
-            jsonl = line.lstrip().startswith(b"{")
+            jsonl = line.lstrip().startswith(b"{") or LIST_OF_OBJECTS.match(line) is not None
         yield _read_row(line, number, jsonl, mapping, may_have_columns)
 
 
@@ -164,7 +167,7 @@ def load_object(raw: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         hint = "; let lines end with a line feed (\\n)" if "\r" in text else ""
         hint = "; the line holds a NUL: convert the file to UTF-8" if "\0" in text else hint
-        hint = f"; {ONE_A_LINE}" if text.strip() == "[" else hint
+        hint = {"[": f"; {ONE_A_LINE}", "{": f"; {ONE_LINE}"}.get(text.strip(), hint)
         raise RowError(f"not valid JSON: {json_problem(error)}{hint}") from None
     except RowError:
         raise

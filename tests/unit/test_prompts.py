@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.runner.job.prompts import ONE_A_LINE, BadRow, check_input, read_rows
+from outrider.runner.job.prompts import ONE_A_LINE, ONE_LINE, BadRow, check_input, read_rows
 from outrider.runner.job.requests import Request
 from outrider.runner.job.source import Source, file_digest
 from outrider.workers.errors import UsageError
@@ -43,6 +43,7 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
         ('{"id": "a", "prompt": "\\q"}', "not valid JSON: Invalid \\escape at column 24"),
         ("[", f"not valid JSON: Expecting value at column 2; {ONE_A_LINE}"),
         ('[{"prompt": "a"}]', f"a line must be a JSON object, got '[{{\"prompt\": \"a\"}}]'; {ONE_A_LINE}"),
+        ("{", f"not valid JSON: Expecting property name enclosed in double quotes at column 2; {ONE_LINE}"),
         ("", "the line is blank; remove it or give a prompt"),
         ("   \t", "the line is blank; remove it or give a prompt"),
         ("[1, 2]", "a line must be a JSON object, got '[1, 2]'"),
@@ -249,6 +250,19 @@ def test_forms_are_told_apart(tmp_path: Path) -> None:
     assert [row.custom_id for row in rows(tmp_path / "a.data", f"  {line}")] == ["a"]
     assert [row.custom_id for row in rows(tmp_path / "b.data", "a prompt")] == ["1"]
     assert [row.custom_id for row in rows(tmp_path / "b.txt", line, "jsonl")] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "content", ['[{"prompt": "a"}, {"prompt": "b"}]\n', '[\n  {"prompt": "a"}\n]\n', ' [ {"prompt": "a"},\n']
+)
+def test_a_list_of_rows_is_no_text(tmp_path: Path, content: str) -> None:
+    """It would run as one prompt, or as several that are pieces of JSON."""
+    first = rows(tmp_path / "rows", content)[0]
+    assert isinstance(first, BadRow) and ("list" in first.message or "Expecting" in first.message)
+    texts = rows(tmp_path / "rows", content, "text")
+    assert [row.prompt for row in texts] == content.splitlines()  # type: ignore[union-attr]
+    for text in ("[1, 2] is a list of", "[x]", "[[", "[{n} rows]"):
+        assert [row.prompt for row in rows(tmp_path / "rows", text)] == [text]  # type: ignore[union-attr]
 
 
 def test_files_that_are_no_input(tmp_path: Path) -> None:
