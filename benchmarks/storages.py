@@ -2,11 +2,11 @@
 
     python benchmarks/storages.py [--config CONFIG.json] [--layers N] [--storages w4a8:g128 w4a8 Q4_0 Q4_K ...]
 
-A storage is a precision that floats are rounded to on load, or one that a quantised checkpoint brings (Q4_0, Q8_0, Q4_K,
-Q5_K, Q6_K, MXFP4, MLX of 2 to 4 bits and MLX-5 of 5, AWQ, AWQ-g32, AWQ-g64), with /w4abf16 or /w8af32 behind it where
-activations are not int8, or FP8 and FP8-rows (a scale for a block, and for a row), which have bf16. Weights are random, and
-one tile of each matrix stands for all. The stream is read between the passes; the best of each counts. Last comes a line of
-JSON.
+A storage is a precision that floats are rounded to on load, or one that a quantised checkpoint brings (Q2_K, Q4_0, Q8_0,
+Q4_K, Q5_K, Q6_K, IQ2_S, MXFP4, NVFP4, MLX of 2 to 4 bits and MLX-5, MLX-6 and MLX-8, AWQ, AWQ-g32, AWQ-g64), with /w4abf16,
+/w8af32 or, of floats, /bf16 behind it where activations are not int8; or FP8, FP8-rows (a scale for a block, and for a row)
+and NF4, which have bf16. Weights are random, and one tile of each matrix stands for all. The stream is read between the
+passes; the best of each counts. Last comes a line of JSON.
 """
 
 from __future__ import annotations
@@ -35,14 +35,21 @@ TOKENS = (1, 4, 7, 8, 16, 32)
 PREFIX = 16
 # Name of a quantised checkpoint's format -> (storage, group).
 STORAGES: Mapping[str, tuple[Storage, int]] = {
+    "Q2_K": (Storage(Codes.INT2, Scales.FOUR_BITS), 16),
+    "IQ2_S": (Storage(Codes.INT8, Scales.F32), 16),
     "Q4_0": (Storage(Codes.INT4, Scales.F16), 32),
     "Q8_0": (Storage(Codes.INT8, Scales.F16), 32),
     "Q4_K": (Storage(Codes.INT4, Scales.SIX_BITS), 32),
     "Q5_K": (Storage(Codes.INT5, Scales.SIX_BITS), 32),
     "Q6_K": (Storage(Codes.INT6, Scales.EIGHT_BITS), 16),
     "MXFP4": (Storage(Codes.E2M1, Scales.E8M0), 32),
-    "MLX": (Storage(Codes.INT4, Scales.HALF_MINIMA), 32),
-    "MLX-5": (Storage(Codes.INT5, Scales.HALF_MINIMA), 32),
+    "NVFP4": (Storage(Codes.E2M1, Scales.F32), 16),
+    "NF4": (Storage(Codes.NF4, Scales.F32), 64),
+    "MLX": (Storage(Codes.INT4, Scales.HALF_MINIMA), 64),
+    "MLX-g32": (Storage(Codes.INT4, Scales.HALF_MINIMA), 32),
+    "MLX-5": (Storage(Codes.INT5, Scales.HALF_MINIMA), 64),
+    "MLX-6": (Storage(Codes.INT6, Scales.HALF_MINIMA), 64),
+    "MLX-8": (Storage(Codes.INT8, Scales.HALF_MINIMA), 64),
     "FP8": (Storage(Codes.E4M3, Scales.F32), 128),
     "FP8-rows": (Storage(Codes.E4M3, Scales.BF16), 128),
     "AWQ": (Storage(Codes.INT4, Scales.WORDS, zeros=True), 128),
@@ -51,12 +58,15 @@ STORAGES: Mapping[str, tuple[Storage, int]] = {
 }
 
 
+ONLY_IN_BF16 = (Codes.E4M3, Codes.NF4)
+
+
 def program_in(values: Mapping[str, Any], name: str) -> Program:
     kind, _, activations = name.partition("/")
     if kind in PRECISIONS:
         return build_program(values, PRECISIONS[kind].format, PRECISIONS[kind].group)
     kept, channels = STORAGES[kind]
-    program = build_program(values, PRECISIONS["bf16" if kept.codes is Codes.E4M3 else activations or "w4a8"].format)
+    program = build_program(values, PRECISIONS["bf16" if kept.codes in ONLY_IN_BF16 else activations or "w4a8"].format)
     weights = [each if each.table else replace(each, storage=kept, group=channels) for each in program.weights]
     return replace(program, weights=tuple(weights))
 
@@ -84,6 +94,8 @@ def fill(weight: Weight, view: np.ndarray) -> None:
         Scales.SIX_BITS: np.concatenate([halves(64), factors[:384]]),
         Scales.FACTORS: np.concatenate([np.full(32, 0x3A00A5C3, np.uint32).view(np.uint8), factors[:128]]),
         Scales.EIGHT_BITS: np.concatenate([factors, halves(32)]),
+        Scales.FOUR_BITS: np.concatenate([halves(64), factors]),
+        Scales.F32: np.full(shape.header // 4, 0.001, np.float32).view(np.uint8),
     }
     header = headers.get(weight.stored.scales, np.concatenate([halves(shape.scale_bytes // 2), zeros]))
     if weight.stored.codes is Codes.E4M3:

@@ -44,6 +44,9 @@ class Codes(IntEnum):
     INT8 = 4
     E2M1 = 5
     E4M3 = 6
+    NF4 = 7
+    FP4 = 8
+    INT2 = 9
 
 
 class Scales(IntEnum):
@@ -58,6 +61,7 @@ class Scales(IntEnum):
     EIGHT_BITS = 6
     FACTORS = 7
     HALF_MINIMA = 8
+    FOUR_BITS = 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,18 @@ half a line is 32 words of 16 bits.
 the zero point. Otherwise:
 
 - F32, F16, BF16: blocks of 128 channels; the scales of each group (a line of F32, else half a line), then, where groups
-  have zero points of their own, these, a byte each: a line for four groups, half a line for two or one.
-- HALF_MINIMA (Q4_1, Q5_1, MLX's): blocks of 128 channels, groups of 32, or larger ones that are so many of these; the
-  fp16 scales of each group, then their fp16 minima, half a line each.
+  have zero points of their own, these, a byte each: a line for four groups, half a line for two or one. Groups of 16 have
+  none. With E2M1 codes (NVFP4) the stored numbers are half of the F32 scales, since the kernels multiply twice the value.
+- HALF_MINIMA (Q4_1, Q5_1, MLX's): blocks of 128 channels; the fp16 scales of each group, then their fp16 minima, half a
+  line each.
 - E8M0: blocks of 128 channels, groups of 32; a line whose byte g is the exponent of group g, a scale being
   2^(byte - 127).
 - SIX_BITS (Q4_K, Q5_K): blocks of 256, groups of 32. A line with the fp16 scale (lower half of the word) and minimum, then
   three lines whose bytes 0 to 3 have in their lower 6 bits the factors of the scale for groups 0 to 3, for groups 4 to 7,
   and those of the minimum for groups 0 to 3. The minimum's factors for groups 4 to 7 lie in the upper 2 bits, their lowest
   bits in the first of the three.
+- FOUR_BITS (Q2_K): blocks of 256, groups of 16. A line with the fp16 scale (lower half of the word) and minimum, then four
+  lines with a byte for each group: the factor of the scale in its lower four bits, that of the minimum in the others.
 - FACTORS: blocks of 128, groups of 32. A line with the bf16 scale in the upper half of the word and in the lower, the first
   lowest, four bits for each group: its factor, less 2. Then a line whose bytes are the offsets of the groups. A weight is
   (code * factor - offset) * scale: the product is a whole number of 8 bits, and so a block's sum is a whole number.
@@ -28,9 +31,11 @@ the zero point. Otherwise:
 upper half. Eight bits: two lines for every 8 channels, channels 0..3 and 4..7. Six bits: for every 16 channels two lines
 with the lower four bits, then one whose byte b has the upper two of channels b, b + 4, b + 8, b + 12, the first lowest.
 Five bits: for every 32 channels four lines, then one whose byte b has the upper bit of channels b, b + 4, ... b + 28.
+Two bits: one line for every 16 channels, byte b has channels b, b + 4, b + 8, b + 12, the first in the lowest bits.
 
-Eight bits are integers, or floats (E4M3): those are weights of the format BF16 and have scales of F32, F16 or BF16. What is
-multiplied is value * scale rounded to bf16, to nearest, so that products have the bits of a matrix that was dequantised.
+Codes of floats are E4M3 (with scales of F32, F16 or BF16), NF4, FP4 (F32) and E2M1 (E8M0 or F32). With the format BF16,
+which is the only one of the first three, what is multiplied is value * scale rounded to bf16, to nearest, so that products
+have the bits of a matrix that was dequantised.
 
 The last block may be shorter: its header is whole, its codes are those that are there, up to the end of a line.
 """
@@ -44,8 +49,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.program import SMALLEST_GROUP, Codes, Scales, Storage, Weight
-from outrider.kernels.quantised import E2M1, E4M3, Levels, QuantisedRows, Scheme, Values
+from outrider.kernels.program import Codes, Scales, Storage, Weight
+from outrider.kernels.quantised import E2M1, E4M3, FP4, NF4, Levels, QuantisedRows, Scheme, Values
 
 TILE_ROWS = 32
 HALF_TILE = 16
@@ -59,11 +64,19 @@ LARGEST_INT8, LARGEST_BESIDE_INT4 = 127, 120
 LEAST_FACTOR = 2
 MOST_FACTOR = 17
 GROUPS = (128, 64, 32)
+# The smallest group; it has no zero points.
+SMALL_GROUP = 16
+# The values of codes that are floats.
+TABLES_OF = {Codes.E2M1: E2M1, Codes.E4M3: E4M3, Codes.NF4: NF4, Codes.FP4: FP4}
 FLOAT_SCALES = {"F32": Scales.F32, "F16": Scales.F16, "BF16": Scales.BF16}
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]
+
+
+# For codes that are not of four bits: how many channels fill how many lines.
+UNITS = {Codes.INT2: (16, 1), Codes.INT5: (32, 5), Codes.INT6: (16, 3), Codes.INT8: (8, 2), Codes.E4M3: (8, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +106,14 @@ def largest_activation(weight: Weight) -> int:
 
 def geometry(weight: Weight) -> Geometry:
     storage = weight.stored
-    unit, lines = {Codes.INT5: (32, 5), Codes.INT6: (16, 3), Codes.INT8: (8, 2), Codes.E4M3: (8, 2)}.get(
-        storage.codes, (8, 1)
-    )
+    unit, lines = UNITS.get(storage.codes, (8, 1))
     if storage.scales is Scales.WORDS:
         return Geometry(weight.group, LINE_BYTES, LINE_BYTES, unit, lines)
     if storage.scales in (Scales.SIX_BITS, Scales.EIGHT_BITS):
         header = 4 * LINE_BYTES + (LINE_BYTES // 2 if storage.scales is Scales.EIGHT_BITS else 0)
         return Geometry(SUPER_BLOCK, header, header, unit, lines)
+    if storage.scales is Scales.FOUR_BITS:
+        return Geometry(SUPER_BLOCK, 5 * LINE_BYTES, 5 * LINE_BYTES, unit, lines)
     if storage.scales is Scales.E8M0:
         return Geometry(BLOCK, LINE_BYTES, LINE_BYTES, unit, lines)
     if storage.scales is Scales.FACTORS:
@@ -117,6 +130,15 @@ def geometry(weight: Weight) -> Geometry:
 BY_FACTORS = Scheme("rounded on load", 4, 32, minima=True, super_group=BLOCK, scale_type="BF16")
 
 
+# By bits, group, and whether there are minima.
+TWO_LEVELS = {
+    (2, 16, True): Storage(Codes.INT2, Scales.FOUR_BITS),
+    (4, 32, True): Storage(Codes.INT4, Scales.SIX_BITS),
+    (5, 32, True): Storage(Codes.INT5, Scales.SIX_BITS),
+    (6, 16, False): Storage(Codes.INT6, Scales.EIGHT_BITS),
+}
+
+
 class UnknownStorage(ValueError):
     """The kernels have no storage for this scheme; the message names it."""
 
@@ -129,31 +151,42 @@ def storage_for(scheme: Scheme, columns: int) -> tuple[Storage, int]:
     """
     if scheme.values is Values.E2M1 and scheme.scale_type == "E8M0" and scheme.group == 32:
         return Storage(Codes.E2M1, Scales.E8M0), 32
+    if scheme.values is Values.E2M1 and scheme.scale_type == "F32" and scheme.group == SMALL_GROUP:
+        return Storage(Codes.E2M1, Scales.F32), SMALL_GROUP
     if scheme.values is Values.E4M3:
         group = _stored_group(scheme, columns)
         if not group or scheme.scale_type not in FLOAT_SCALES:
             raise UnknownStorage(f"{scheme}: the kernels have e4m3 in groups that are multiples of 32")
         return Storage(Codes.E4M3, FLOAT_SCALES[scheme.scale_type]), group
+    if scheme.values in (Values.NF4, Values.FP4):
+        group = _stored_group(scheme, columns)
+        if not group or scheme.scale_type != "F32":
+            raise UnknownStorage(f"{scheme}: the kernels have {scheme.values.value} in groups that are multiples of 32")
+        return Storage(Codes.NF4 if scheme.values is Values.NF4 else Codes.FP4, Scales.F32), group
     if scheme.values is not Values.INTEGER:
         raise UnknownStorage(f"{scheme}: the kernels have no weights of {scheme.values.value}")
     if scheme == BY_FACTORS:
         return Storage(Codes.INT4, Scales.FACTORS), scheme.group
     if scheme.super_group:
-        known = {(4, 32, True): Codes.INT4, (5, 32, True): Codes.INT5, (6, 16, False): Codes.INT6}
-        codes = known.get((scheme.bits, scheme.group, scheme.minima))
-        if codes is None or scheme.super_group != SUPER_BLOCK or columns % SUPER_BLOCK:
-            raise UnknownStorage(f"{scheme}, with scales of two levels: the kernels have those of Q4_K, Q5_K and Q6_K")
-        return Storage(codes, Scales.SIX_BITS if scheme.minima else Scales.EIGHT_BITS), scheme.group
+        storage = TWO_LEVELS.get((scheme.bits, scheme.group, scheme.minima))
+        if storage is None or scheme.super_group != SUPER_BLOCK or columns % SUPER_BLOCK:
+            raise UnknownStorage(f"{scheme}, with scales of two levels: the kernels have Q2_K, Q4_K, Q5_K and Q6_K")
+        return storage, scheme.group
     if scheme.minima:
-        if not 2 <= scheme.bits <= 5 or scheme.group % SMALLEST_GROUP:
-            raise UnknownStorage(f"{scheme}, with minima: the kernels have 2 to 5 bits in groups that are multiples of 32")
-        return Storage(Codes.INT5 if scheme.bits == 5 else Codes.INT4, Scales.HALF_MINIMA), SMALLEST_GROUP
+        group = _stored_group(scheme, columns)
+        if not 2 <= scheme.bits <= 8 or not group:
+            raise UnknownStorage(f"{scheme}, with minima: the kernels have 2 to 8 bits in groups that are multiples of 32")
+        codes = {5: Codes.INT5, 6: Codes.INT6}.get(scheme.bits, Codes.INT4 if scheme.bits < 5 else Codes.INT8)
+        return Storage(codes, Scales.HALF_MINIMA), group
     if not 2 <= scheme.bits <= 8:
         raise UnknownStorage(f"{scheme}: the kernels have integers of 2 to 8 bits")
     codes = Codes.INT4 if scheme.bits <= 4 else Codes.INT8
-    group = _stored_group(scheme, columns)
+    small = scheme.group == SMALL_GROUP and scheme.symmetric and scheme.bits in (4, 8)
+    group = SMALL_GROUP if small else _stored_group(scheme, columns)
     if not group:
-        raise UnknownStorage(f"{scheme}: the kernels have groups that are multiples of 32")
+        raise UnknownStorage(
+            f"{scheme}: the kernels have groups of a multiple of 32, and symmetric ones of 16 in 4 or 8 bits"
+        )
     five = scheme.bits == 5 and scheme.symmetric and group == 32
     if five:
         codes = Codes.INT5
@@ -263,9 +296,8 @@ def _values(weight: Weight, block: Block) -> Floats:
     def spread(groups: NDArray[Any]) -> NDArray[Any]:
         return np.repeat(groups, weight.group, axis=1)[:, : block.codes.shape[1]]
 
-    if weight.stored.codes in (Codes.E2M1, Codes.E4M3):
-        numbers = E2M1 if weight.stored.codes is Codes.E2M1 else E4M3
-        return np.asarray(numbers[block.codes] * spread(block.scales))
+    if weight.stored.codes in TABLES_OF:
+        return np.asarray(TABLES_OF[weight.stored.codes][block.codes] * spread(block.scales))
     values = (block.codes.astype(np.int32) - spread(block.zeros)).astype(np.float32) * spread(block.scales)
     return np.asarray(values if block.minima is None else values - spread(block.minima))
 
@@ -292,7 +324,7 @@ def _header(weight: Weight, rows: QuantisedRows, start: int, channels: int) -> l
     """A block's header as words of 32 or 16 bits, or bytes, for each row, in the order of the lines."""
     storage, group = weight.stored, weight.group
     first, count = start // group, -(-channels // group)
-    if storage.scales in (Scales.SIX_BITS, Scales.EIGHT_BITS):
+    if storage.scales in (Scales.SIX_BITS, Scales.EIGHT_BITS, Scales.FOUR_BITS):
         assert rows.levels is not None
         return _two_levels(storage.scales, rows.levels, start // SUPER_BLOCK, slice(first, first + count))
     if storage.scales is Scales.FACTORS:
@@ -327,6 +359,8 @@ def _header(weight: Weight, rows: QuantisedRows, start: int, channels: int) -> l
         parts = [padded.astype(np.float16)]
     elif storage.scales is Scales.BF16:
         parts = [(padded.view(np.uint32) >> 16).astype(np.uint16)]
+    elif storage.codes is Codes.E2M1:
+        parts = [padded * np.float32(0.5)]
     if storage.zeros:
         points = np.zeros((len(scales), 4 if groups == 4 else 2), np.uint8)
         points[:, :count] = zeros
@@ -343,6 +377,12 @@ def _two_levels(scales: Scales, levels: Levels, block: int, groups: slice) -> li
         return [factors.view(np.uint32), halves]
     pairs = np.zeros((len(subs), 2), np.float16)
     pairs[:, :1] = halves
+    if scales is Scales.FOUR_BITS:
+        assert levels.super_minima is not None and levels.sub_minima is not None
+        pairs[:, 1] = levels.super_minima[:, block]
+        both = np.zeros((len(subs), 16), np.uint8)
+        both[:, : subs.shape[1]] = subs | levels.sub_minima[:, groups] << 4
+        return [pairs.view(np.uint32), both.view(np.uint32)]
     six = np.zeros((len(subs), 16), np.uint8)
     six[:, : subs.shape[1]] = subs
     if levels.super_minima is not None and levels.sub_minima is not None:
@@ -370,6 +410,11 @@ def _read_header(
         upper = six[:, :4] >> 6 | six[:, 4:8] >> 6 << 2 | six[:, 8:] >> 6 << 4
         six = np.concatenate([six & 63, upper], axis=1).astype(np.float32)
         return pairs[:, :1] * six[:, :8], np.zeros((len(six), 8), np.int32), pairs[:, 1:] * six[:, 8:]
+    if storage.scales is Scales.FOUR_BITS:
+        pairs = take(at, line, np.uint32).view(np.float16).astype(np.float32)
+        nibbles = np.ascontiguousarray(take(at + line, 4 * line, np.uint32)).view(np.uint8)
+        factors, lows = (nibbles & 15).astype(np.float32), (nibbles >> 4).astype(np.float32)
+        return pairs[:, :1] * factors, np.zeros(factors.shape, np.int32), pairs[:, 1:] * lows
     if storage.scales is Scales.EIGHT_BITS:
         factors = np.ascontiguousarray(take(at, 4 * line, np.uint32)).view(np.int8).astype(np.float32)
         scales = take(at + 4 * line, line // 2, np.uint16).view(np.float16).astype(np.float32) * factors
@@ -390,7 +435,7 @@ def _read_header(
         scale, minimum = both[:, :groups], both[:, groups:]
         return scale, np.zeros(scale.shape, np.int32), minimum
     if storage.scales is Scales.F32:
-        scales = take(at, groups * line, np.float32)
+        scales = take(at, groups * line, np.float32) * np.float32(2 if storage.codes is Codes.E2M1 else 1)
     else:
         halves = take(at, groups * line // 2, np.uint16)
         wide = (halves.astype(np.uint32) << 16).view(np.float32)
@@ -407,6 +452,9 @@ def _code_words(kind: Codes, codes: Bytes) -> Words:
     if kind in (Codes.INT8, Codes.E4M3):
         return codes.view(np.uint32)
     fours = codes.reshape(len(codes), -1, 4)
+    if kind is Codes.INT2:
+        shifted = fours.reshape(len(codes), -1, 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+        return np.ascontiguousarray(np.bitwise_or.reduce(shifted, axis=2)).reshape(len(codes), -1).view(np.uint32)
     low = (fours[:, 0::2] & 15) | (fours[:, 1::2] & 15) << 4
     words = np.ascontiguousarray(low).reshape(len(codes), -1).view(np.uint32)
     if kind not in (Codes.INT5, Codes.INT6):
@@ -423,6 +471,9 @@ def _codes(kind: Codes, words: Words) -> Bytes:
     rows = len(words)
     if kind in (Codes.INT8, Codes.E4M3):
         return np.ascontiguousarray(words).view(np.uint8)
+    if kind is Codes.INT2:
+        packed = np.ascontiguousarray(words).view(np.uint8).reshape(rows, -1, 1, 4)
+        return (packed >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)).reshape(rows, -1)
     eights, bits = {Codes.INT5: (4, 1), Codes.INT6: (2, 2)}.get(kind, (1, 0))
     units = words.reshape(rows, -1, eights + (1 if bits else 0))
     fours = np.ascontiguousarray(units[:, :, :eights]).view(np.uint8).reshape(rows, -1, eights, 1, 4)

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library with another number. */
-#define OUTRIDER_ABI 32
+#define OUTRIDER_ABI 33
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -52,7 +52,11 @@ enum outrider_codes {
   OUTRIDER_INT6 = 3,
   OUTRIDER_INT8 = 4,
   OUTRIDER_E2M1 = 5, /* 4-bit floats: 0 .5 1 1.5 2 3 4 6, then the same with the sign set */
-  OUTRIDER_E4M3 = 6  /* 8-bit floats, only with OUTRIDER_BF16: the product uses value * scale, rounded to bf16 */
+  OUTRIDER_E4M3 = 6, /* 8-bit floats. With OUTRIDER_BF16 the product uses value * scale, rounded to bf16; E4M3, NF4 and FP4
+                        are allowed with OUTRIDER_BF16 only, integers are not */
+  OUTRIDER_NF4 = 7,  /* bitsandbytes' tables of 16 floats */
+  OUTRIDER_FP4 = 8,
+  OUTRIDER_INT2 = 9
 };
 
 /* How the scales of the groups are stored. */
@@ -61,11 +65,12 @@ enum outrider_scales {
   OUTRIDER_SCALE_F32 = 1, /* a scale for each group; those of 128 channels are stored together */
   OUTRIDER_SCALE_F16 = 2,
   OUTRIDER_SCALE_BF16 = 3,
-  OUTRIDER_SCALE_E8M0 = 4, /* 2^(code - 127); groups of 32 */
-  OUTRIDER_SIX_BITS = 5,   /* fp16 scale and minimum for 256 channels, and a 6-bit factor of each for every 32 */
-  OUTRIDER_EIGHT_BITS = 6, /* fp16 scale for 256 channels, and an int8 factor of it for every 16 */
-  OUTRIDER_FACTORS = 7,    /* bf16 scale for 128 channels; for every 32 a factor of 2 to 17 and an 8-bit offset */
-  OUTRIDER_HALF_MINIMA = 8 /* fp16 scale and minimum for each group of 32; those of 128 channels are stored together */
+  OUTRIDER_SCALE_E8M0 = 4,  /* 2^(code - 127); groups of 32 */
+  OUTRIDER_SIX_BITS = 5,    /* fp16 scale and minimum for 256 channels, and a 6-bit factor of each for every 32 */
+  OUTRIDER_EIGHT_BITS = 6,  /* fp16 scale for 256 channels, and an int8 factor of it for every 16 */
+  OUTRIDER_FACTORS = 7,     /* bf16 scale for 128 channels; for every 32 a factor of 2 to 17 and an 8-bit offset */
+  OUTRIDER_HALF_MINIMA = 8, /* fp16 scale and minimum for each group; those of 128 channels are stored together */
+  OUTRIDER_FOUR_BITS = 9    /* fp16 scale and minimum for 256 channels, and a 4-bit factor of each for every 16 */
 };
 
 /* The element type of the KV cache. */
@@ -159,13 +164,13 @@ typedef struct outrider_weight {
 } outrider_weight;
 
 /* Rows of a matrix that is already quantised. A row has one element of `scales`, `zeros` and `sub_*` for every `group` columns; the
- * last group may be shorter. With SIX_BITS and EIGHT_BITS, `scales` and `minima` have one for every 256 columns; with FACTORS, `scales`
+ * last group may be shorter. With SIX_BITS, FOUR_BITS and EIGHT_BITS, `scales` and `minima` have one for every 256 columns; with FACTORS, `scales`
  * has one for every 128. A weight is
  *   (code - zero) * scale
- *   SIX_BITS     code * scale * sub_scale - minimum * sub_minimum
+ *   SIX_BITS, FOUR_BITS  code * scale * sub_scale - minimum * sub_minimum
  *   EIGHT_BITS   (code - zero) * scale * sub_scale
  *   FACTORS      (code * sub_scale - sub_minimum) * scale
- *   HALF_MINIMA  code * scale - minimum, with one of each for every 32 columns */
+ *   HALF_MINIMA  code * scale - minimum, with one of each for every group */
 typedef struct outrider_quantised {
   const uint8_t *codes;      /* [count, columns] */
   const float *scales;       /* [count, groups], representable in the type that stores them */

@@ -181,7 +181,7 @@ struct Engine {
 
   std::vector<std::unique_ptr<Scratch>> buffers;
   std::vector<std::unique_ptr<Rotation>> rotations;
-  // Where a thread expands a tile of E4M3 to bf16.
+  // Where a thread expands a tile of float codes to bf16.
   char *expanded_of(int thread) const { return most_expanded ? expanded.as<char>() + thread * most_expanded : nullptr; }
 
   Scratch words, scales, offsets, starts, less, attention, expanded;

@@ -31,9 +31,14 @@ static inline bool integer_format(int format) {
   return format != OUTRIDER_FP32 && format != OUTRIDER_BF16 && format != OUTRIDER_FP16;
 }
 
-// Whether a weight is stored in codes. E4M3 counts as the float format BF16: its codes are expanded to bf16 during the product.
+// Whether a weight's codes are floats that are expanded to bf16 during the product.
+static inline bool expands_codes(const outrider_weight &weight) {
+  return weight.format == OUTRIDER_BF16 && weight.codes != OUTRIDER_NO_CODES;
+}
+
+// Whether a weight is stored in codes.
 static inline bool has_codes(const outrider_weight &weight) {
-  return integer_format(weight.format) || (weight.format == OUTRIDER_BF16 && weight.codes == OUTRIDER_E4M3);
+  return integer_format(weight.format) || expands_codes(weight);
 }
 
 // The layout of a tile of codes: a tile is a sequence of blocks of channels; a block is a header with the scales of its groups, then
@@ -47,6 +52,7 @@ struct Geometry {
 };
 
 constexpr int kBlockChannels = 128, kSuperChannels = 256;
+constexpr int kSmallGroup = 16;  // the smallest group; it has no zero points
 constexpr int kLeastFactor = 2;  // FACTORS stores factor - kLeastFactor
 
 static inline Geometry geometry(const outrider_weight &weight) {
@@ -70,6 +76,10 @@ static inline Geometry geometry(const outrider_weight &weight) {
       result.block = kSuperChannels;
       result.scale_bytes = 4 * kTileBytes;
       break;
+    case OUTRIDER_FOUR_BITS:
+      result.block = kSuperChannels;
+      result.scale_bytes = 5 * kTileBytes;
+      break;
     case OUTRIDER_FACTORS:
       result.scale_bytes = 2 * kTileBytes;
       break;
@@ -90,6 +100,9 @@ static inline Geometry geometry(const outrider_weight &weight) {
       result.unit = 32;
       result.unit_lines = 5;
       break;
+    case OUTRIDER_INT2:
+      result.unit = 16;
+      break;
     case OUTRIDER_INT6:
       result.unit = 16;
       result.unit_lines = 3;
@@ -105,10 +118,15 @@ static inline Geometry geometry(const outrider_weight &weight) {
 }
 static_assert(kTileBytes / 2 % 64 == 0, "every part of a header fills whole lines");
 
+// Whether a block has a minimum for all its channels, and each group a factor of it.
+static inline bool has_factored_minima(const outrider_weight &weight) {
+  return weight.scales == OUTRIDER_SIX_BITS || weight.scales == OUTRIDER_FOUR_BITS;
+}
+
 // The implicit zero point of codes whose groups have neither zero points nor minima, else 0. Kernels work on E2M1 codes as
 // 2 * value + 12.
 static inline int middle_code(const outrider_weight &weight) {
-  if (weight.zeros || weight.scales == OUTRIDER_SIX_BITS || weight.scales == OUTRIDER_FACTORS ||
+  if (weight.zeros || has_factored_minima(weight) || weight.scales == OUTRIDER_FACTORS ||
       weight.scales == OUTRIDER_HALF_MINIMA)
     return 0;
   switch (weight.codes) {
@@ -146,9 +164,9 @@ static inline int64_t tile_bytes(const outrider_weight &weight) {
   return whole * (shape.header + code_bytes(shape, shape.block)) + (rest ? shape.header + code_bytes(shape, rest) : 0);
 }
 
-// Bytes of a tile of E4M3 expanded to bf16, up to the end of its last line of codes. AMX reads it from there for many rows.
+// Bytes of a tile of codes expanded to bf16, up to the end of its last line of codes. AMX reads it from there for many rows.
 static inline int64_t expanded_bytes(const outrider_weight &weight) {
-  return weight.codes == OUTRIDER_E4M3 ? round_up(weight.columns, 8) / 2 * kTileBytes : 0;
+  return expands_codes(weight) ? round_up(weight.columns, 8) / 2 * kTileBytes : 0;
 }
 
 static inline int tile_count(const outrider_weight &weight) {

@@ -118,35 +118,52 @@ void pack_float(const outrider_weight &weight, const float *row, const uint16_t 
   }
 }
 
-// Whether there is storage for float codes (E4M3) with these scales and groups.
-bool known_floats(const outrider_weight &weight) {
-  return weight.codes == OUTRIDER_E4M3 && weight.format == OUTRIDER_BF16 && !weight.table && !weight.zeros &&
-         !weight.ordered && (weight.group == 32 || weight.group == 64 || weight.group == 128) &&
-         (weight.scales == OUTRIDER_SCALE_F32 || weight.scales == OUTRIDER_SCALE_F16 ||
-          weight.scales == OUTRIDER_SCALE_BF16);
-}
-
 // Whether there is storage for integer or E2M1 codes with these scales and groups.
 bool known_storage(const outrider_weight &weight) {
   const int codes = weight.codes, group = weight.group;
   const bool plain = group == 32 || group == 64 || group == 128;
+  const bool sixteen = group == kSmallGroup && !weight.zeros;
   switch (weight.scales) {
     case OUTRIDER_WORDS:
       return plain && weight.zeros && (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT8);
     case OUTRIDER_SCALE_F32:
+      if (codes == OUTRIDER_E2M1) return sixteen;
+      [[fallthrough]];
     case OUTRIDER_SCALE_F16:
     case OUTRIDER_SCALE_BF16:
-      return plain && (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT8 || (codes == OUTRIDER_INT5 && !weight.zeros));
+      if (codes == OUTRIDER_INT5) return plain && !weight.zeros;
+      return (plain || sixteen) && (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT8);
     case OUTRIDER_HALF_MINIMA:
-      return group == 32 && (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT5) && !weight.zeros;
+      return plain && !weight.zeros &&
+             (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT5 || codes == OUTRIDER_INT6 || codes == OUTRIDER_INT8);
     case OUTRIDER_SCALE_E8M0:
       return group == 32 && codes == OUTRIDER_E2M1 && !weight.zeros;
     case OUTRIDER_SIX_BITS:
       return group == 32 && (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT5) && !weight.zeros;
+    case OUTRIDER_FOUR_BITS:
+      return group == 16 && codes == OUTRIDER_INT2 && !weight.zeros;
     case OUTRIDER_FACTORS:
       return group == 32 && codes == OUTRIDER_INT4 && !weight.zeros;
     case OUTRIDER_EIGHT_BITS:
       return group == 16 && codes == OUTRIDER_INT6 && !weight.zeros;
+    default:
+      return false;
+  }
+}
+
+// Whether there is storage for float codes that are expanded to bf16, with these scales and groups.
+bool known_floats(const outrider_weight &weight) {
+  if (weight.format != OUTRIDER_BF16 || weight.table || weight.zeros || weight.ordered) return false;
+  const bool plain = weight.group == 32 || weight.group == 64 || weight.group == 128;
+  switch (weight.codes) {
+    case OUTRIDER_E4M3:
+      return plain && (weight.scales == OUTRIDER_SCALE_F32 || weight.scales == OUTRIDER_SCALE_F16 ||
+                       weight.scales == OUTRIDER_SCALE_BF16);
+    case OUTRIDER_NF4:
+    case OUTRIDER_FP4:
+      return plain && weight.scales == OUTRIDER_SCALE_F32;
+    case OUTRIDER_E2M1:
+      return known_storage(weight);
     default:
       return false;
   }

@@ -63,7 +63,7 @@ struct Row {
 };
 
 int middle(int codes) {
-  return codes == OUTRIDER_E4M3   ? 0
+  return codes >= OUTRIDER_E2M1   ? 0  // floats, and INT2, which has minima
          : codes == OUTRIDER_INT8 ? 128
          : codes == OUTRIDER_INT6 ? 32
          : codes == OUTRIDER_INT5 ? 16
@@ -72,12 +72,15 @@ int middle(int codes) {
 int most(int codes) {
   return codes == OUTRIDER_INT8 || codes == OUTRIDER_E4M3 ? 255
          : codes == OUTRIDER_INT6                         ? 63
+         : codes == OUTRIDER_INT2                         ? 3
          : codes == OUTRIDER_INT5                         ? 31
                                                           : 15;
 }
 
-// 448, the largest E4M3 value, times this is finite in bf16.
-constexpr float kLargestE4m3Scale = 0x1p119f;
+// The largest value of a code, 448, 6 or 1, times this is finite in bf16.
+float largest_scale(int codes) {
+  return codes == OUTRIDER_E4M3 ? 0x1p119f : codes == OUTRIDER_E2M1 ? 0x1p125f : 0x1.FEp127f;
+}
 
 int32_t inexact(const Row &row, int column, float scale, const char *type) {
   return fail(OUTRIDER_INVALID, "row %d, column %d: the scale %.9g is not exact in %s", row.number, column,
@@ -107,7 +110,7 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
     put(header + kTileBytes + 4 * lane, all_offsets);
     return OUTRIDER_OK;
   }
-  if (weight.scales == OUTRIDER_SIX_BITS || weight.scales == OUTRIDER_EIGHT_BITS) {
+  if (has_factored_minima(weight) || weight.scales == OUTRIDER_EIGHT_BITS) {
     const int super = start / kSuperChannels;
     uint16_t scale = 0, minimum = 0;
     if (!exact_half(row.scales[super], &scale)) return inexact(row, start, row.scales[super], "fp16");
@@ -124,6 +127,17 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
     }
     if (row.minima && !exact_half(row.minima[super], &minimum)) return inexact(row, start, row.minima[super], "fp16");
     const int16_t *lows = row.sub_minima ? row.sub_minima + start / group : nullptr;
+    put(header + 4 * lane, scale | static_cast<uint32_t>(minimum) << 16);
+    if (weight.scales == OUTRIDER_FOUR_BITS) {
+      for (int g = 0; g * group < channels; ++g) {
+        const int sub = subs[g], low = lows ? lows[g] : 0;
+        if (sub < 0 || sub > 15 || low < 0 || low > 15)
+          return fail(OUTRIDER_INVALID, "row %d, column %d: factors of %d and %d are not of 4 bits", row.number,
+                      start + g * group, sub, low);
+        header[(1 + g / 4) * kTileBytes + 4 * lane + g % 4] = static_cast<char>(sub | low << 4);
+      }
+      return OUTRIDER_OK;
+    }
     uint8_t words[12] = {};
     for (int g = 0; g * group < channels; ++g) {
       const int sub = subs[g], low = lows ? lows[g] : 0;
@@ -139,7 +153,6 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
           words[4 * part + g - 4] = static_cast<uint8_t>(words[4 * part + g - 4] | (low >> 2 * part & 3) << 6);
       }
     }
-    put(header + 4 * lane, scale | static_cast<uint32_t>(minimum) << 16);
     for (int part = 0; part < 3; ++part) memcpy(header + (1 + part) * kTileBytes + 4 * lane, words + 4 * part, 4);
     return OUTRIDER_OK;
   }
@@ -152,8 +165,8 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
     if (!isfinite(scale))
       return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale is %f", row.number, column,
                   static_cast<double>(scale));
-    if (weight.codes == OUTRIDER_E4M3 && !(fabsf(scale) <= kLargestE4m3Scale))
-      return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale %.9g makes infinite numbers of fp8", row.number,
+    if (expands_codes(weight) && !(fabsf(scale) <= largest_scale(weight.codes)))
+      return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale %.9g makes infinite numbers in bf16", row.number,
                   column, static_cast<double>(scale));
     // AMX multiplies code - zero point as signed bytes.
     if (weight.codes == OUTRIDER_INT4 && zero > 128)
@@ -167,6 +180,12 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
         put(header + 4 * lane, word | static_cast<uint32_t>(zero));
         continue;
       case OUTRIDER_SCALE_F32:
+        if (weight.codes == OUTRIDER_E2M1) {
+          // Half of the scale, since the kernels multiply twice the value.
+          if (scale != 0.0f && !isnormal(scale * 0.5f)) return inexact(row, column, scale, "half a normal fp32");
+          put(header + g * kTileBytes + 4 * lane, bits_of(scale * 0.5f));
+          break;
+        }
         put(header + g * kTileBytes + 4 * lane, word);
         break;
       case OUTRIDER_SCALE_F16:
@@ -207,6 +226,8 @@ void pack_unit(const Row &row, const uint8_t *codes, char *at) {
     put(at + kTileBytes + 4 * lane, words[1]);
     return;
   }
+  if (row.weight.codes == OUTRIDER_INT2)
+    return put(at + 4 * lane, words[0] | words[1] << 2 | words[2] << 4 | words[3] << 6);
   const int eights = row.shape.unit / 8;
   for (int eight = 0; eight < eights; ++eight)
     put(at + eight * kTileBytes + 4 * lane, (words[2 * eight] & 0x0F0F0F0F) | (words[2 * eight + 1] & 0x0F0F0F0F) << 4);
@@ -252,7 +273,7 @@ int32_t pack_codes(const outrider_weight &weight, int first_row, int count, cons
     return fail(OUTRIDER_INVALID, "rows %d..%lld of a weight that has %d", first_row, static_cast<long long>(end),
                 weight.rows);
   const bool factors = weight.scales == OUTRIDER_FACTORS;
-  const bool levels = factors || weight.scales == OUTRIDER_SIX_BITS || weight.scales == OUTRIDER_EIGHT_BITS;
+  const bool levels = factors || has_factored_minima(weight) || weight.scales == OUTRIDER_EIGHT_BITS;
   if (source.group < 1 || (source.group % weight.group && source.group < weight.columns))
     return fail(OUTRIDER_INVALID, "scales for groups of %d in a weight with groups of %d", source.group, weight.group);
   if (levels && (source.group != weight.group || !source.sub_scales || (factors && !source.sub_minima)))
@@ -356,6 +377,14 @@ Groups read_groups(const outrider_weight &weight, const Geometry &shape, const c
         found.zeros[g] = 0.0f;
         continue;
       }
+      case OUTRIDER_FOUR_BITS: {
+        const uint32_t pair = word_at(word);
+        const int factors = byte(1 + g / 4, g % 4);
+        found.scales[g] = from_half(static_cast<uint16_t>(pair)) * static_cast<float>(factors & 15);
+        found.minima[g] = from_half(static_cast<uint16_t>(pair >> 16)) * static_cast<float>(factors >> 4);
+        found.zeros[g] = 0.0f;
+        continue;
+      }
       case OUTRIDER_EIGHT_BITS:
         found.scales[g] =
             from_half(half_at(half + 4 * kTileBytes)) * static_cast<float>(static_cast<int8_t>(byte(g / 4, g % 4)));
@@ -369,6 +398,7 @@ Groups read_groups(const outrider_weight &weight, const Geometry &shape, const c
       case OUTRIDER_SCALE_F32: {
         const uint32_t scale = word_at(word + g * kTileBytes);
         memcpy(&found.scales[g], &scale, sizeof scale);
+        if (weight.codes == OUTRIDER_E2M1) found.scales[g] *= 2.0f;
         break;
       }
       case OUTRIDER_SCALE_BF16: {
@@ -397,6 +427,8 @@ void read_unit(const outrider_weight &weight, const Geometry &shape, const char 
   if (weight.codes == OUTRIDER_INT8) {
     words[0] = word_at(at);
     words[1] = word_at(at + kTileBytes);
+  } else if (weight.codes == OUTRIDER_INT2) {
+    for (int four = 0; four < 4; ++four) words[four] = word_at(at) >> 2 * four & 0x03030303u;
   } else {
     const int eights = shape.unit / 8, high = eights == 2 ? 2 : 1;
     const uint32_t above = eights == 1 ? 0 : word_at(at + eights * kTileBytes),
@@ -418,7 +450,7 @@ void unpack_row(const outrider_weight &weight, int row, float *out) {
   const auto [tile, lane] = lane_of(weight, row);
   const char *at = static_cast<const char *>(weight.data) + tile * tile_bytes(weight);
   const bool minima =
-      weight.scales == OUTRIDER_SIX_BITS || weight.scales == OUTRIDER_FACTORS || weight.scales == OUTRIDER_HALF_MINIMA;
+      has_factored_minima(weight) || weight.scales == OUTRIDER_FACTORS || weight.scales == OUTRIDER_HALF_MINIMA;
   for (int start = 0; start < weight.columns; start += shape.block) {
     const int channels = std::min(shape.block, weight.columns - start);
     const Groups groups = read_groups(weight, shape, at, lane);

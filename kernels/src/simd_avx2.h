@@ -191,6 +191,16 @@ inline I look_up(const uint8_t *table, I x) {
   const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
   return {_mm256_shuffle_epi8(bytes, x.a), _mm256_shuffle_epi8(bytes, x.b)};
 }
+// Sixteen floats, and for every lane the one that its lower four bits name.
+struct FloatTable {
+  __m256 low, high;
+};
+inline FloatTable load_table(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline __m256 look_up_floats(const FloatTable &table, __m256i x) {
+  const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(x, 28));
+  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, x), _mm256_permutevar8x32_ps(table.high, x), upper);
+}
+inline F look_up_floats(const FloatTable &table, I x) { return {look_up_floats(table, x.a), look_up_floats(table, x.b)}; }
 // Whether some byte of x has none of the bits of the same byte of `bits`.
 inline bool some_byte_lacks(I x, I bits) {
   const __m256i none = _mm256_setzero_si256();

@@ -135,6 +135,10 @@ inline I look_up(const uint8_t *table, I x) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), x);
 }
+// Sixteen floats, and for every lane the one that its lower four bits name.
+using FloatTable = __m512;
+inline FloatTable load_table(const float *p) { return _mm512_loadu_ps(p); }
+inline F look_up_floats(FloatTable table, I x) { return _mm512_permutexvar_ps(x, table); }
 // Whether some byte of x has none of the bits of the same byte of `bits`.
 inline bool some_byte_lacks(I x, I bits) { return _mm512_testn_epi8_mask(x, bits) != 0; }
 inline void store_low_words(uint16_t *p, I x) {

@@ -251,6 +251,21 @@ inline I look_up(const uint8_t *table, I x) {
   for (uint8_t &byte : bytes) byte = table[byte & 15];
   return load_i(bytes);
 }
+// Sixteen floats, and for every lane the one that its lower four bits name.
+struct FloatTable {
+  float of[16];
+};
+inline FloatTable load_table(const float *p) {
+  FloatTable table;
+  memcpy(table.of, p, sizeof table.of);
+  return table;
+}
+inline F look_up_floats(const FloatTable &table, I x) {
+  return each<F>([&](int i) {
+    const Ints at = x.x[i] & 15;
+    return Floats{table.of[at[0]], table.of[at[1]], table.of[at[2]], table.of[at[3]]};
+  });
+}
 // Whether some byte of x has none of the bits of the same byte of `bits`.
 inline bool some_byte_lacks(I x, I bits) {
   uint8_t bytes[64], wanted[64];

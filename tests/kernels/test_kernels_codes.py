@@ -116,7 +116,8 @@ def test_numbers_that_have_no_place_are_refused_by_name():
     [
         Scheme("gptq", 4, 48),
         Scheme("mlx", 4, 48, minima=True),
-        Scheme("mlx", 6, 64, minima=True),
+        Scheme("gptq", 4, 16, symmetric=False),
+        Scheme("gguf Q3_K", 5, 16),
         Scheme("gguf Q3_K", 3, 16, super_group=256, signed_sub_scales=True),
         Scheme("fp8", 8, 48, values=Values.E4M3),
     ],

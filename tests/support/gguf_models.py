@@ -54,6 +54,8 @@ SCALES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("Q1_0", "Q2_0", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0,)),
     # (Its scale is in four parts.)
     "IQ1_M": (),
+    # (Its scales are e4m3, whose weights are about one here.)
+    "NVFP4": (),
 }
 
 
@@ -75,6 +77,8 @@ def blocks_by_chance(type_: str, shape: tuple[int, ...], deviation: float, seed:
     kind = BY_NAME[type_]
     assert kind.scheme is not None and kind.unpack is not None
     packed = np.random.default_rng(seed).integers(0, 256, (shape[0], shape[1] // kind.values, kind.bytes), np.uint8)
+    if type_ == "NVFP4":
+        packed[..., :4] = packed[..., :4] % 8 + 40
     _set_scales(packed, type_, 1.0)
     _set_scales(packed, type_, deviation / float(kind.unpack(kind.scheme, packed).dequantise().std()))
     return packed.reshape(shape[0], -1)
@@ -202,6 +206,11 @@ def write_tensors(writer: gguf.GGUFWriter, tensors: Mapping[str, Matrix], choose
         if type_ in ("F32", "F16"):
             writer.add_tensor(name, np.ascontiguousarray(values, np.float16 if type_ == "F16" else np.float32))
         else:
+            if type_ == "NVFP4":
+                # A number for each matrix multiplies the scales in its blocks.
+                scales = np.linspace(0.5, 1.5, len(values) if values.ndim == 3 else 1, dtype=np.float32) * values.std()
+                writer.add_tensor(name.replace(".weight", ".scale"), scales)
+                writer.add_tensor(name.replace(".weight", ".input_scale"), scales)
             packed = blocks_of(np.ascontiguousarray(values).reshape(-1, values.shape[-1]), type_)
             writer.add_tensor(name, packed.reshape(*values.shape[:-1], -1), raw_dtype=getattr(Type, type_))
     writer.write_header_to_file()

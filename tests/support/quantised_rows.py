@@ -13,6 +13,7 @@ SCHEMES = {
     "gguf Q5_0": Scheme("gguf Q5_0", 5, 32),
     "gguf Q5_1": Scheme("gguf Q5_1", 5, 32, minima=True),
     "gguf Q8_0": Scheme("gguf Q8_0", 8, 32),
+    "gguf Q2_K": Scheme("gguf Q2_K", 2, 16, minima=True, super_group=256),
     "gguf Q4_K": Scheme("gguf Q4_K", 4, 32, minima=True, super_group=256),
     "gguf Q5_K": Scheme("gguf Q5_K", 5, 32, minima=True, super_group=256),
     "gguf Q6_K": Scheme("gguf Q6_K", 6, 16, super_group=256, signed_sub_scales=True),
@@ -22,8 +23,14 @@ SCHEMES = {
     "mlx 3 bits": Scheme("mlx", 3, 32, symmetric=False, minima=True, scale_type="BF16"),
     "mlx 4 bits": Scheme("mlx", 4, 64, symmetric=False, minima=True, scale_type="BF16"),
     "mlx 5 bits": Scheme("mlx", 5, 128, symmetric=False, minima=True),
+    "mlx 6 bits": Scheme("mlx", 6, 64, symmetric=False, minima=True, scale_type="BF16"),
+    "mlx 8 bits": Scheme("mlx", 8, 128, symmetric=False, minima=True, scale_type="BF16"),
+    "mlx 8 bits by 32": Scheme("mlx", 8, 32, symmetric=False, minima=True, scale_type="F16"),
     "rounded on load": BY_FACTORS,
     "gguf MXFP4": Scheme("gguf MXFP4", 4, 32, values=Values.E2M1, scale_type="E8M0"),
+    "nvfp4": Scheme("nvfp4", 4, 16, values=Values.E2M1, scale_type="F32"),
+    "pack-quantized g16": Scheme("compressed-tensors", 4, 16, scale_type="BF16"),
+    "gguf IQ2_S": Scheme("gguf IQ2_S", 8, 16, scale_type="F32"),
     "awq g128": Scheme("awq", 4, 128, symmetric=False),
     "awq g64": Scheme("awq", 4, 64, symmetric=False),
     "awq g32": Scheme("awq", 4, 32, symmetric=False),
@@ -74,7 +81,7 @@ def random_rows(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> Quant
         offsets = np.rint(factors * generator.uniform(0, 15, factors.shape)).astype(np.int16)
         scales, minima = repeat(super_scales) * factors, repeat(super_scales) * offsets
         return QuantisedRows(scheme, codes, scales, zeros, minima, Levels(super_scales, factors, sub_minima=offsets))
-    most = 128 if scheme.signed_sub_scales else 64
+    most = 128 if scheme.signed_sub_scales else 16 if scheme.bits == 2 else 64
     low = -most if scheme.signed_sub_scales else 0
     half = lambda values: values.astype(np.float16).astype(np.float32)  # noqa: E731
     super_scales = half(generator.uniform(0.5, 1.5, (rows, supers)) * size / most * 2)
@@ -83,7 +90,8 @@ def random_rows(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> Quant
     scales = repeat(super_scales) * subs
     if not scheme.minima:
         return QuantisedRows(scheme, codes, scales, zeros, levels=Levels(super_scales, subs))
-    super_minima = half(super_scales * 8)
-    sub_minima = generator.integers(0, 64, (rows, groups)).astype(np.int16)
+    # Weights have a mean near zero.
+    super_minima = half(super_scales * (1 << scheme.bits) / 2)
+    sub_minima = generator.integers(0, most, (rows, groups)).astype(np.int16)
     minima = (repeat(super_minima) * sub_minima).astype(np.float32)
     return QuantisedRows(scheme, codes, scales, zeros, minima, Levels(super_scales, subs, super_minima, sub_minima))

@@ -79,8 +79,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "one over another": (file_of([], [tensor("a"), tensor("b", offset=96)]), "over another"),
     "the same twice": (file_of([], [tensor("a"), tensor("a", offset=128)], data=512), "the tensor 'a' twice"),
     "a type that is not read": (
-        file_of([], [tensor(kind=40)]),
-        "in GGUF's type NVFP4, which is not read; take a file in Q4",
+        file_of([], [tensor(kind=15)]),
+        "in GGUF's type Q8_K, which is not read; take a file in Q4",
     ),
     "an unknown type": (file_of([], [tensor(kind=77)]), "in GGUF's type 77, which is not read; take a file in Q4_K_M"),
     "half a block": (file_of([], [tensor(shape=(40,), kind=8)]), "32 values make a block"),
@@ -306,19 +306,23 @@ def test_a_mixture_computes_the_same_from_gguf(name: str, tmp_path: Path) -> Non
     assert (wanted == found).all()
 
 
-@pytest.mark.parametrize("type_", ["MXFP4", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("type_", ["MXFP4", "NVFP4", "Q4_0", "Q8_0"])
 def test_each_expert_is_what_the_library_makes_of_its_blocks(type_: str, tmp_path: Path) -> None:
     architecture, _, more = MIXTURES["gpt-oss"]
-    tiny_model("gpt-oss", intermediate_size=64).save_pretrained(tmp_path)
+    width = 128 if type_ == "NVFP4" else 96
+    tiny_model("gpt-oss", intermediate_size=64, hidden_size=width).save_pretrained(tmp_path)
     path = write_gguf(tmp_path, tmp_path / "model.gguf", mostly(type_), architecture, **more)
     packed = {each.name: each for each in gguf.GGUFReader(path).tensors}
     checkpoint = GgufCheckpoint(path)
-    for kind, shape in (("gate", (64, 96)), ("up", (64, 96)), ("down", (96, 64))):
+    for kind, shape in (("gate", (64, width)), ("up", (64, width)), ("down", (width, 64))):
         joined = packed[f"blk.1.ffn_{kind}_exps.weight"]
         wanted = gguf.dequantize(joined.data, joined.tensor_type)
+        if type_ == "NVFP4":
+            wanted = wanted * packed[f"blk.1.ffn_{kind}_exps.scale"].data[:, None, None]
         for expert in range(6):
             found = checkpoint.rows(Tensor(f"model.layers.1.mlp.experts.{expert}.{kind}_proj.weight", shape), 5, shape[0])
-            np.testing.assert_array_equal(found, wanted[expert, 5:])
+            # The number of a matrix multiplies its scales here, and the library's numbers above.
+            np.testing.assert_allclose(found, wanted[expert, 5:], rtol=2e-7 if type_ == "NVFP4" else 0, atol=0)
     checkpoint.close()
     assert np.isfinite(logits(open_native(path, "w4a8"))).all()
 

@@ -248,13 +248,23 @@ def test_matrices_of_one_input_may_be_quantised_in_different_ways(tmp_path: Path
     assert np.abs(found - wanted).max() <= 0.002 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("type_", ["Q2_K", "IQ2_S"])
-def test_codes_that_the_kernels_have_no_storage_for_are_dequantised(type_: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("type_", "precision"), [("Q2_K", "w8a8"), ("IQ2_S", "w8a8"), ("IQ1_M", "w8a8"), ("NVFP4", "w4a8")]
+)
+def test_gguf_types_with_scales_for_16_columns_stay_packed(type_: str, precision: str, tmp_path: Path) -> None:
     path = small_gguf(tmp_path, type_, **WIDE)
-    assert read_model_info(str(path)).made_for == "bf16"
-    with pytest.raises(ModelError, match=rf"cannot be kept as .*gguf {type_}, .*--precision bf16 runs it"):
-        lay_out(path, PRECISIONS["w8a8"])
-    assert lay_out(path, PRECISIONS["bf16"]).weights.startswith(f"dequantised from gguf {type_}")
+    assert read_model_info(str(path)).made_for == precision
+    assert lay_out(path, PRECISIONS[precision]).weights.startswith(f"gguf {type_}")
+    wanted = logits(open_native(dequantised(path, tmp_path / "numbers"), "fp32"))
+    np.testing.assert_array_equal(logits(open_native(path, "fp32")), wanted)
+    assert np.abs(logits(open_native(path, "w8af32")) - wanted).max() <= 2e-5 * np.abs(wanted).max()
+
+
+def test_codes_that_the_kernels_have_no_storage_for_run_dequantised(tmp_path: Path) -> None:
+    path = compressed(save_small(tmp_path), **INT4 | {"group_size": 16, "symmetric": False})
+    with pytest.raises(ModelError, match=r"cannot be kept as .*groups of 16: .*--precision bf16 runs it"):
+        lay_out(path, PRECISIONS["w4a8"])
+    assert lay_out(path, PRECISIONS["bf16"]).weights.startswith("dequantised from compressed-tensors pack-quantized")
     wanted = logits(open_native(dequantised(path, tmp_path / "numbers"), "fp32"))
     np.testing.assert_array_equal(logits(open_native(path, "fp32")), wanted)
 

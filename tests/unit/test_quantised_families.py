@@ -130,8 +130,7 @@ def test_a_quantised_family_is_what_its_numbers_are(name: str, layout: str, tmp_
     floats = read_model_info(str(model)).made_for == "bf16"
     check(model, kept="bf16" if floats else "w8af32")
     weights = lay_out(model, PRECISIONS["bf16" if floats else "w8af32"]).program.weights
-    if "nvfp4" not in layout:
-        assert any(weight.storage is not None for weight in weights)
+    assert any(weight.storage is not None for weight in weights)
 
 
 @pytest.mark.parametrize(("layout", "kept"), [("compressed int4", Format.FP16), ("gptq", Format.FP32)])
@@ -445,18 +444,25 @@ def test_modelopt_may_say_layer_by_layer_what_it_did(tmp_path: Path) -> None:
     settings = modelopt("MIXED_PRECISION") | {"quantized_layers": layers}
     set_config(model, quantization_config=settings)
     check(model, kept="bf16")
+    # Of both kinds the codes are kept, those of fp8 for a product in bf16.
+    assert read_model_info(str(model)).made_for == "w4abf16"
+    codes = {weight.stored.codes for weight in lay_out(model, PRECISIONS["w4abf16"]).program.weights}
+    assert {Codes.E2M1, Codes.E4M3} <= codes
+    assert far(logits(open_native(model, "w4abf16")), expected(model.with_name("plain"))) < 0.05
     layers.pop("model.layers.0.self_attn.o_proj")
     set_config(model, quantization_config=settings)
     with pytest.raises(ModelError, match=r'o_proj. \(modelopt\) is quantised, "quantized_layers" in .* does not say how'):
         check_weights(str(model), "native")
 
 
-def test_floats_of_four_bits_with_scales_of_eight_run_dequantised(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["w4abf16", "bf16"])
+def test_floats_of_four_bits_with_scales_of_eight_stay_packed(precision: str, tmp_path: Path) -> None:
     model = made(tmp_path, "ministral3", LAYOUTS["compressed nvfp4"])
-    assert read_model_info(str(model)).made_for == "bf16"
-    with pytest.raises(ModelError, match=r"q_proj.* cannot be kept as .*nvfp4.*--precision bf16 runs it"):
-        check_weights(str(model), "native", precision="w4a8")
-    assert lay_out(model, PRECISIONS["bf16"]).weights.startswith("dequantised from compressed-tensors nvfp4-pack-quantized")
+    assert read_model_info(str(model)).made_for == "w4abf16"
+    laid_out = lay_out(model, PRECISIONS[precision])
+    assert laid_out.weights.startswith("compressed-tensors nvfp4-pack-quantized, 4 bits, groups of 16")
+    assert Codes.E2M1 in {weight.stored.codes for weight in laid_out.program.weights}
+    np.testing.assert_array_equal(logits(open_native(model, "bf16")), logits(open_native(model.with_name("plain"), "bf16")))
 
 
 def test_floats_of_four_bits_under_powers_of_two_stay_packed(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.families import build_program
 from outrider.workers.models.families.latent import BEHIND_EXPERTS, BY_HEADS, CORRECTIONS
 from outrider.workers.models.families.mixtures import FUSED
-from outrider.workers.models.formats.keeping import AsItComes, EightBitFloats
+from outrider.workers.models.formats.configuration import Compressed
+from outrider.workers.models.formats.keeping import AsItComes, FloatCodes
 from outrider.workers.models.formats.mlx import Mlx
 from outrider.workers.models.formats.mlx_families import FIRST_HEAD
+from outrider.workers.models.formats.modelopt import ModelOpt
 from outrider.workers.models.formats.unexpected_tensors import (
     of_further_layer,
     of_indexers,
@@ -84,11 +86,11 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
     format = precision.format
     keeping: Keeping | None = None
     if quantised and format.integer:
-        # MLX checkpoints often mix schemes; the kernels may keep the codes of most, and dequantise the others.
-        mixed = isinstance(checkpoint.quantisation, Mlx) and checkpoint.quantisation.made_for != "bf16"
+        # Checkpoints that mix schemes: the kernels keep the codes of most, those of fp8 in bf16, and dequantise the others.
+        mixed = isinstance(checkpoint.quantisation, Mlx | ModelOpt | Compressed) and checkpoint.quantisation.mixed
         keeping = AsItComes(checkpoint, format, mixed)
     elif quantised and format is Format.BF16:
-        keeping = EightBitFloats(checkpoint)
+        keeping = FloatCodes(checkpoint)
     # Published checkpoints of A.X-K1 lack the router's corrections, for which transformers takes zeros.
     if values.get("model_type") == "axk1" and not any(name.endswith(CORRECTIONS) for name in checkpoint.names):
         values = values | {CORRECTIONS: False}

@@ -114,6 +114,10 @@ class Targets(Generic[Meant]):
         patterns = sorted(name for name in meant if name.startswith("re:"))
         return cls(named, tuple((pattern_of(section, name[3:], quoted(name)), meant[name]) for name in patterns))
 
+    @property
+    def all(self) -> tuple[Meant, ...]:
+        return (*self.named.values(), *(meant for _, meant in self.patterns))
+
     def find(self, names: Sequence[str]) -> Meant | None:
         """The entry of a layer with these names: names take precedence over patterns."""
         named = (self.named[name] for name in names if name in self.named)
@@ -133,11 +137,19 @@ class Compressed:
     @property
     def made_for(self) -> str:
         first = self.first
+        if self.mixed:
+            return "w4abf16"
         if first.weights.float:
-            return "w4abf16" if first.format == MXFP4 else "bf16"
+            return "w4abf16" if first.format in GROUPS else "bf16"
         if first.activation_bits == 8 and not first.float_activations:
             return "w8a8" if first.weights.bits == 8 else "w4a8"
         return "w8af32" if first.weights.bits == 8 else "w4abf16"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some layers are floats of four bits, and some of eight."""
+        formats = {each.format for each in self.groups.all if each.weights.float}
+        return bool(formats & GROUPS.keys()) and bool(formats - GROUPS.keys())
 
     def matrix(self, raw: RawTensors, module: str, shape: tuple[int, int]) -> Matrix | None:
         parts = Parts(raw, module, self.name)

@@ -18,6 +18,7 @@ from outrider.workers.models.formats.matrix import Matrix
 # The bits of an fp16 number, the leading one included.
 HALF_BITS = 11
 ROWS_READ = 4096
+ONLY_IN_BF16 = (Codes.E4M3, Codes.NF4, Codes.FP4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class AsItComes:
             return Kept({"BF16": Format.BF16, "F16": Format.FP16}.get(self.checkpoint.type_of(tensor), Format.FP32))
         try:
             storage, group = _storage_of(matrix)
-            if storage.codes is Codes.E4M3:
-                raise UnknownStorage(f"{matrix.scheme}: the kernels multiply e4m3 in bf16")
+            if storage.codes in ONLY_IN_BF16:
+                raise UnknownStorage(f"{matrix.scheme}: the kernels multiply {matrix.scheme.values.value} in bf16")
         except UnknownStorage as error:
             if self.mixed:
                 return self._dequantised(tensor, table)
@@ -60,7 +61,7 @@ class AsItComes:
         return Kept(self.precision, group, storage, _name(matrix))
 
     def _dequantised(self, tensor: Tensor, table: bool) -> Kept:
-        kept = Kept(Format.FP32) if self.precision.fp32 else EightBitFloats(self.checkpoint)(tensor, table)
+        kept = Kept(Format.FP32) if self.precision.fp32 else FloatCodes(self.checkpoint)(tensor, table)
         if kept.storage is None:
             self.dequantised.add(tensor)
         return kept
@@ -82,14 +83,14 @@ def _storage_of(matrix: Matrix) -> tuple[Storage, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class EightBitFloats:
-    """For precision bf16: e4m3 codes and scales are kept; all other quantised tensors are dequantised."""
+class FloatCodes:
+    """For precision bf16: codes of floats and their scales are kept; all other quantised tensors are dequantised."""
 
     checkpoint: Checkpoint
 
     def __call__(self, tensor: Tensor, table: bool) -> Kept:
         matrix = None if table else self.checkpoint.matrix(tensor)
-        if matrix is None or matrix.scheme.values is not Values.E4M3:
+        if matrix is None or matrix.scheme.values is Values.INTEGER:
             return Kept(Format.BF16)
         try:
             storage, group = storage_for(matrix.scheme, matrix.shape[1])

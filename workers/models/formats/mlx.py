@@ -34,8 +34,7 @@ SCHEMES = {
     "nvfp4": Scheme("mlx nvfp4", 4, 16, Values.E2M1, scale_type="F32"),
     "mxfp8": Scheme("mlx mxfp8", 8, 32, Values.E4M3, scale_type="BF16"),
 }
-# The bits of affine codes that the kernels have.
-KEPT = (2, 3, 4, 5)
+OF_FOUR_BITS = ("mxfp4", "nvfp4")
 KEYS = frozenset(("group_size", "bits", "mode"))
 ELSEWHERE = "take it in another format"
 
@@ -139,9 +138,15 @@ class Mlx:
 
     @property
     def made_for(self) -> str:
-        """By the settings of most layers; bf16 for affine codes of more than 5 bits, which the kernels do not have."""
-        kept = self.usual["bits"] in KEPT and self.usual["group_size"] % SMALLEST_GROUP == 0
-        return "w4abf16" if self.usual["mode"] == "mxfp4" or (self.usual["mode"] == AFFINE and kept) else "bf16"
+        """By the settings of most layers; bf16 where the kernels do not have their codes with other precisions."""
+        if self.usual["mode"] == AFFINE and self.usual["group_size"] % SMALLEST_GROUP == 0:
+            return "w8af32" if self.usual["bits"] > 5 else "w4abf16"
+        return "w4abf16" if self.usual["mode"] in OF_FOUR_BITS else "bf16"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether layers that the kernels cannot keep are dequantised beside those that they keep."""
+        return self.made_for != "bf16"
 
     def matrix(self, raw: RawTensors, module: str, shape: tuple[int, int]) -> Matrix | None:
         parts = Parts(raw, module, self.name)

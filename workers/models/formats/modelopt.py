@@ -22,7 +22,16 @@ class ModelOpt:
     algorithm: str
     layers: Mapping[str, str]
     name: str = "modelopt"
-    made_for: str = "bf16"
+
+    @property
+    def made_for(self) -> str:
+        stated = self.layers.values() if self.mixed else (self.algorithm,)
+        return "w4abf16" if any(each in OF_FOUR_BITS for each in stated) else "bf16"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether layers may be of either algorithm."""
+        return not self.algorithm
 
     def matrix(self, raw: RawTensors, module: str, shape: tuple[int, int]) -> Matrix | None:
         parts = Parts(raw, module, self.name)

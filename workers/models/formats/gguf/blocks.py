@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.quantised import QuantisedRows, Scheme, Values
+from outrider.kernels.quantised import E4M3, QuantisedRows, Scheme, Values
 from outrider.workers.models.formats.gguf import few_bits
 from outrider.workers.models.formats.gguf.parts import SUPER, Bytes, half, in_rows, nibbles, plain, two_levels
 
@@ -93,6 +93,13 @@ def _mxfp4(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
     return QuantisedRows(scheme, in_rows(nibbles(blocks[..., 1:])), scales, np.zeros(scales.shape, np.uint8))
 
 
+def _nvfp4(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
+    """Four scales (e4m3 without a sign; 127 is 0), then the nibbles of each 16 values."""
+    scales = np.where(blocks[..., :4] == 127, np.float32(0), E4M3[blocks[..., :4] & 127])
+    codes = nibbles(blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8))
+    return QuantisedRows(scheme, in_rows(codes), in_rows(scales), np.zeros((len(blocks), scales[0].size), np.uint8))
+
+
 def _named(name: str, bits: int, group: int = 32, **more: object) -> Scheme:
     return Scheme(f"gguf {name}", bits, group, **more)  # type: ignore[arg-type]
 
@@ -118,11 +125,12 @@ TYPES = {
     21: Kind("IQ3_S", SUPER, 110, _named("IQ3_S", 5, scale_type="F32"), few_bits.iq3_s),
     22: Kind("IQ2_S", SUPER, 82, _named("IQ2_S", 8, 16, scale_type="F32"), few_bits.iq2_s),
     23: Kind("IQ4_XS", SUPER, 136, _named("IQ4_XS", 8, scale_type="F32"), few_bits.iq4_xs),
-    29: Kind("IQ1_M", SUPER, 56, _named("IQ1_M", 5, 16, scale_type="F32"), few_bits.iq1_m),
+    29: Kind("IQ1_M", SUPER, 56, _named("IQ1_M", 8, 16, scale_type="F32"), few_bits.iq1_m),
     30: Kind("BF16", 1, 2),
     34: Kind("TQ1_0", SUPER, 54, _named("TQ1_0", 2, SUPER, symmetric=False), few_bits.tq1_0),
     35: Kind("TQ2_0", SUPER, 66, _named("TQ2_0", 2, SUPER, symmetric=False), few_bits.tq2_0),
     39: Kind("MXFP4", 32, 17, _named("MXFP4", 4, values=Values.E2M1, scale_type="E8M0"), _mxfp4),
+    40: Kind("NVFP4", 64, 36, _named("NVFP4", 4, 16, values=Values.E2M1, scale_type="F32"), _nvfp4),
     41: Kind("Q1_0", 128, 18, _named("Q1_0", 2, 128, symmetric=False), few_bits.q1_0),
     42: Kind("Q2_0", 64, 18, _named("Q2_0", 2, 64, symmetric=False), few_bits.q2_0),
 }
@@ -135,6 +143,5 @@ UNREAD = {
     26: "I32",
     27: "I64",
     28: "F64",
-    40: "NVFP4",
 }
 BY_NAME = {kind.name: kind for kind in TYPES.values()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from outrider.workers.models.formats.gguf.metadata import Metadata
 from outrider.workers.models.formats.gguf.names import (
     apart,
     block_of,
+    expert_of,
     holder,
     module_of,
     part_of,
@@ -34,6 +36,9 @@ from outrider.workers.models.formats.gguf.names import (
 from outrider.workers.models.formats.gguf.split import read_gguf
 from outrider.workers.models.formats.raw import Array, RawTensors, to_float32
 from outrider.workers.models.headers import Entry, quoted
+
+# Its blocks' scales are multiplied by a number of the matrix, in a tensor of its own.
+OF_TWO_SCALES = "NVFP4"
 
 
 class GgufCheckpoint:
@@ -81,7 +86,9 @@ class GgufCheckpoint:
             return ()
         if (two := self._in_two(tensor.name)) is not None:
             return two.parts(tensor)
-        return [holder(self._find(tensor)[0], self._file.tensors)]
+        name = self._find(tensor)[0]
+        common = self._common_scale(name)
+        return [holder(name, self._file.tensors), *(() if common is None else common[:1])]
 
     def file_of(self, tensor: Tensor) -> Path:
         return self._file.path
@@ -121,7 +128,23 @@ class GgufCheckpoint:
             return None
         shape, order = (tensor.shape[0], tensor.shape[1]), self._order_of_columns(tensor)
         scheme = kind.scheme if order is None else replace(kind.scheme, ordered=True)
-        return GgufMatrix(name, self._raw, kind, scheme, shape, self._order_of_rows(tensor), order)
+        common = self._common_scale(name)
+        return GgufMatrix(name, self._raw, kind, scheme, shape, self._order_of_rows(tensor), order, common)
+
+    def _common_scale(self, name: str) -> tuple[str, int] | None:
+        """NVFP4: the tensor with the number that multiplies all scales of a matrix, and its place there (the expert's)."""
+        if self._entries[name].type != OF_TWO_SCALES:
+            return None
+        scale = holder(name, self._file.tensors).removesuffix(".weight") + ".scale"
+        if scale not in self._file.tensors:
+            return None
+        entry, expert = self._file.tensors[scale], expert_of(name)
+        if entry.type != "F32" or prod(entry.shape) <= (expert or 0) or (expert is None and prod(entry.shape) != 1):
+            raise ModelError(
+                f"{entry.file}: the tensor {quoted(scale)} ({entry.type}) has shape {entry.shape}, one F32 number for each "
+                f"matrix of {quoted(holder(name, self._file.tensors))} is needed"
+            )
+        return scale, expert or 0
 
     def rows(self, tensor: Tensor, start: int, stop: int) -> Array:
         if self._key(tensor.name) is not None:

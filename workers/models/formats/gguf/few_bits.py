@@ -1,8 +1,8 @@
-"""GGUF's types of few bits, converted exactly to codes that the kernels have, or dequantised.
+"""GGUF's types of few bits, converted exactly to codes that the kernels have.
 
-The integers of a grid or table become codes of as many bits as they need: Q3_K is kept like Q6_K, IQ1_S and IQ3_S in five
-bits, IQ2_XXS, IQ3_XXS, IQ4_NL and IQ4_XS in eight, TQ1_0, TQ2_0, Q1_0 and Q2_0 in four. Q2_K, IQ1_M, IQ2_XS and IQ2_S, with
-a scale for every 16 columns, are dequantised.
+The integers of a grid or table become codes of as many bits as they need: Q2_K is kept in two bits, Q3_K like Q6_K, IQ1_S
+and IQ3_S in five bits, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ4_NL and IQ4_XS in eight, TQ1_0, TQ2_0, Q1_0 and Q2_0 in
+four.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
-from outrider.kernels.quantised import Scheme
-from outrider.kernels.storage import UnknownStorage, storage_for
 from outrider.workers.errors import ModelError
 from outrider.workers.models.files import check_written, open_ordinary, state_of
 from outrider.workers.models.formats.gguf.blocks import BY_NAME, TYPES, UNREAD
@@ -60,25 +58,12 @@ class GgufQuantisation:
 def gguf_quantisation(file: GgufFile) -> GgufQuantisation | None:
     """None where all tensors are floats."""
     values: dict[int, int] = {}
-    dequantised = False
-    for name, entry in file.tensors.items():
+    for entry in file.tensors.values():
         if (scheme := BY_NAME[entry.type].scheme) is not None:
             values[scheme.bits] = values.get(scheme.bits, 0) + prod(entry.shape)
-            # (An embedding is dequantised row by row.)
-            dequantised |= not (name == EMBEDDING and HEAD in file.tensors) and not _is_stored(scheme, entry.shape[-1])
     if not values:
         return None
-    if dequantised:
-        return GgufQuantisation("bf16")
     return GgufQuantisation("w4a8" if max(values, key=lambda bits: values[bits]) == 4 else "w8a8")
-
-
-def _is_stored(scheme: Scheme, columns: int) -> bool:
-    try:
-        storage_for(scheme, columns)
-    except UnknownStorage:
-        return False
-    return True
 
 
 def is_gguf(path: Path) -> bool:

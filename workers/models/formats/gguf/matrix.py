@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ from outrider.workers.models.headers import quoted
 
 @dataclass(frozen=True, slots=True)
 class GgufMatrix:
-    """``order_of_rows``: the row in the file of each row (None: the same); ``order``: as in ``Matrix``."""
+    """``order_of_rows``: the row in the file of each row (None: the same); ``order``: as in ``Matrix``. ``common``: the
+    tensor with a number that multiplies all scales, and its place there."""
 
     name: str
     raw: RawTensors
@@ -25,6 +26,7 @@ class GgufMatrix:
     shape: tuple[int, int]
     order_of_rows: NDArray[np.int64] | None = None
     order: NDArray[np.int32] | None = None
+    common: tuple[str, int] | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -44,6 +46,9 @@ class GgufMatrix:
         assert self.kind.unpack is not None
         with np.errstate(invalid="ignore", over="ignore"):
             rows = self.kind.unpack(self.scheme, packed)
+            if self.common is not None:
+                name, place = self.common
+                rows = replace(rows, scales=rows.scales * self.raw.whole(name).reshape(-1)[place])
         if not np.isfinite(rows.scales).all() or (rows.minima is not None and not np.isfinite(rows.minima).all()):
             raise ModelError(f"{entry.file}: {quoted(self.name)} ({self.scheme.source}) holds a scale that is not finite")
         return rows

@@ -158,6 +158,12 @@ def _of_expert(name: str, expert: int) -> str:
     return f"{name} of expert {expert}"
 
 
+def expert_of(name: str) -> int | None:
+    """The expert's number in a name of ``_of_expert``."""
+    _, found, expert = name.partition(" of expert ")
+    return int(expert) if found else None
+
+
 def _of_head(name: str, head: int) -> str:
     return f"{name} of head {head}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +24,7 @@ def nibbles(packed: Bytes) -> Bytes:
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
 
 
-def in_rows(codes: Bytes) -> Bytes:
+def in_rows(codes: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(codes).reshape(codes.shape[0], -1)
 
 

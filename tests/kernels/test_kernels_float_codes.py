@@ -1,4 +1,4 @@
-"""Floats of eight bits stay packed, and give bit for bit what the same matrices give that were dequantised to bf16."""
+"""Floats of four and eight bits stay packed, and give bit for bit what the same matrices give dequantised to bf16."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from kernel_models import MIXTURE, Packed, Shape, all_logits, assert_same_bits, 
 
 from outrider.kernels import library, packer, packing, storage
 from outrider.kernels.program import Format, Program, Weight
-from outrider.kernels.quantised import E4M3, QuantisedRows, Scheme, Values
+from outrider.kernels.quantised import TABLES, QuantisedRows, Scheme, Values
 
 SCHEMES = {
     "blocks of 128": Scheme("fp8", 8, 128, Values.E4M3, scale_type="F32"),
@@ -19,6 +19,11 @@ SCHEMES = {
     "nothing subnormal": Scheme("fp8 nothing subnormal", 8, 128, Values.E4M3, scale_type="F32"),
     "one scale for all rows": Scheme("fp8 one scale", 8, 128, Values.E4M3, scale_type="F32"),
     "one scale for every other sixteen": Scheme("fp8 one scale here and there", 8, 128, Values.E4M3, scale_type="F32"),
+    "nf4": Scheme("bitsandbytes nf4", 4, 64, Values.NF4, scale_type="F32"),
+    "nf4 far apart": Scheme("nf4 far apart", 4, 64, Values.NF4, scale_type="F32"),
+    "fp4 by 128": Scheme("bitsandbytes fp4", 4, 128, Values.FP4, scale_type="F32"),
+    "nvfp4": Scheme("nvfp4", 4, 16, Values.E2M1, scale_type="F32"),
+    "mxfp4": Scheme("mxfp4", 4, 32, Values.E2M1, scale_type="E8M0"),
 }
 ODD = Shape(width=352, heads=22, kv_heads=22, inner=200, layers=1)
 # The last group of some matrices fills no whole lines.
@@ -28,10 +33,12 @@ RAGGED = Shape(width=352, heads=22, kv_heads=22, inner=202, layers=1)
 def random_rows(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> QuantisedRows:
     """Every finite code, subnormal ones and both zeros among them."""
     generator = np.random.default_rng(seed)
-    finite = np.array([code for code in range(256) if code & 127 != 127], np.uint8)
+    finite = np.flatnonzero(np.isfinite(TABLES[scheme.values])).astype(np.uint8)
     scales = generator.uniform(0.5, 1.5, (rows, -(-columns // scheme.group))).astype(np.float32) * columns**-0.5 / 100
     scales *= generator.choice([-1, 1], scales.shape)
-    if scheme.source == "fp8 far apart":
+    if scheme.values is not Values.E4M3:
+        scales *= 100
+    if scheme.source.endswith("far apart"):
         # Products that are subnormal, and scales beyond those that are usual; by tile, so that usual ones are among them.
         powers = np.exp2(generator.choice([-123, 0, 14], (-(-rows // 16), scales.shape[1])))
         scales *= np.repeat(powers, 16, axis=0)[:rows]
@@ -47,6 +54,8 @@ def random_rows(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> Quant
         scales = packing.from_bf16(packing.to_bf16(scales))
     elif scheme.scale_type == "F16":
         scales = scales.astype(np.float16).astype(np.float32)
+    elif scheme.scale_type == "E8M0":
+        scales = np.exp2(np.round(np.log2(abs(scales))))
     scales = scales.astype(np.float32)
     return QuantisedRows(scheme, generator.choice(finite, (rows, columns)), scales, np.zeros(scales.shape, np.uint8))
 
@@ -72,14 +81,20 @@ def test_codes_are_packed_as_they_are(name, count, columns, gated):
     packed = storage.pack(weight, rows)
     assert packed.size == packing.packed_size(weight) == packer.packed_bytes(weight)
     np.testing.assert_array_equal(pack_natively(weight, rows), packed)
-    wanted = E4M3[rows.codes] * np.repeat(rows.scales, scheme.group, axis=1)[:, :columns]
+    wanted = TABLES[scheme.values][rows.codes] * np.repeat(rows.scales, scheme.group, axis=1)[:, :columns]
     np.testing.assert_array_equal(storage.unpack(weight, packed), wanted)
 
 
 @pytest.mark.parametrize("name", ["blocks of 128", "by row"])
-def test_they_take_a_tenth_more_than_the_file_at_most(name):
+def test_fp8_takes_a_tenth_more_than_the_file_at_most(name):
     weight = weight_for(SCHEMES[name], 1024, 4096)
     assert packer.packed_bytes(weight) <= 1.1 * weight.rows * weight.columns
+
+
+@pytest.mark.parametrize(("name", "bits"), [("nf4", 4.5), ("fp4 by 128", 4.25), ("nvfp4", 6), ("mxfp4", 4.25)])
+def test_bits_of_a_weight_of_four(name, bits):
+    weight = weight_for(SCHEMES[name], 1024, 4096)
+    assert packer.packed_bytes(weight) * 8 == bits * weight.rows * weight.columns
 
 
 def models_of(scheme: Scheme, shape: Shape) -> tuple[Packed, Packed]:
