@@ -136,9 +136,9 @@ inline I look_up(const uint8_t *table, I x) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), x);
 }
 // Sixteen floats, and for every lane the one that its lower four bits name.
-using FloatTable = __m512;
-inline FloatTable load_table(const float *p) { return _mm512_loadu_ps(p); }
-inline F look_up_floats(FloatTable table, I x) { return _mm512_permutexvar_ps(x, table); }
+using FloatTable = __m512i;
+inline FloatTable load_table(const float *p) { return _mm512_loadu_si512(p); }
+inline F look_up_floats(FloatTable table, I x) { return _mm512_castsi512_ps(_mm512_permutexvar_epi32(x, table)); }
 // Whether some byte of x has none of the bits of the same byte of `bits`.
 inline bool some_byte_lacks(I x, I bits) { return _mm512_testn_epi8_mask(x, bits) != 0; }
 inline void store_low_words(uint16_t *p, I x) {
