@@ -47,6 +47,7 @@ class Codes(IntEnum):
     NF4 = 7
     FP4 = 8
     INT2 = 9
+    IQ4 = 10
 
 
 class Scales(IntEnum):

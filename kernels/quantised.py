@@ -7,7 +7,7 @@ read; ``QuantisedRows`` are some of its rows. ``dequantise`` defines the weights
 - with minima (Q4_1, Q5_1, Q4_K, Q5_K, MLX's): w = code * scale - minimum
 - two levels (Q4_K, Q5_K, Q6_K): scale = super_scale * sub_scale and minimum = super_minimum * sub_minimum, where the
   super-scales are fp16 and the others integers of 6 or 8 bits: the products are exact in fp32, and come beside the levels
-- E4M3 (fp8), E2M1 (MXFP4), NF4 and FP4 (bitsandbytes): w = value(code) * scale
+- E4M3 (fp8), E2M1 (MXFP4, NVFP4), NF4 and FP4 (bitsandbytes), IQ4 (GGUF's IQ4_NL, IQ4_XS): w = value(code) * scale
 
 Every scale belongs to one row and ``group`` neighbouring columns; what a file states once for a row, a block of rows or
 the whole tensor is repeated. Columns come in the order of the codes: where the scheme says ``ordered`` (activation order),
@@ -35,6 +35,7 @@ class Values(Enum):
     E2M1 = "e2m1"
     NF4 = "nf4"
     FP4 = "fp4"
+    IQ4 = "iq4"
 
 
 # The significant bits of a scale by its type (the leading one included), which a header must have room for.
@@ -158,4 +159,9 @@ NF4: Floats = np.array(
 )
 _TWELFTHS = np.array([0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0], np.float32)
 FP4: Floats = (np.concatenate([_TWELFTHS, -_TWELFTHS]) / np.float32(12.0)).astype(np.float32)
-TABLES = {Values.E4M3: E4M3, Values.E2M1: E2M1, Values.NF4: NF4, Values.FP4: FP4}
+# llama.cpp's table of 16 integers.
+IQ4: Floats = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+    np.float32,
+)
+TABLES = {Values.E4M3: E4M3, Values.E2M1: E2M1, Values.NF4: NF4, Values.FP4: FP4, Values.IQ4: IQ4}

@@ -5,9 +5,9 @@ integer product. The compiled kernels differ by their rounding of the rest; an i
 by one step, which the tests' tolerances allow.
 
 Codes with bf16 or fp32 activations (W4ABF16, W8AF32) are sums of (code - zero point) * scale * activation. The kernels take
-an activation as a whole number of 23 bits times a power of two that a block of channels shares, and sum products of whole
-numbers: exactly within a group, whose sums are added in fp32, group by group. The rounding error of an activation is below
-2^-23 of the block's largest; a bf16 activation above 2^-15 of it is exact.
+an activation as a whole number of 15 bits (bf16) or 23 (fp32) times a power of two that a block of channels shares, and
+sum products of whole numbers: exactly within a group, whose sums are added in fp32, group by group. The rounding error of
+an activation is below 2^-15 or 2^-23 of the block's largest; a bf16 activation above 2^-7 of it is exact.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels.program import Codes, Scales, Storage, Weight
-from outrider.kernels.quantised import E2M1, E4M3, FP4, NF4, Levels, QuantisedRows, Scheme, Values
+from outrider.kernels.quantised import E2M1, E4M3, FP4, IQ4, NF4, Levels, QuantisedRows, Scheme, Values
 
 TILE_ROWS = 32
 HALF_TILE = 16
@@ -66,8 +66,8 @@ MOST_FACTOR = 17
 GROUPS = (128, 64, 32)
 # The smallest group; it has no zero points.
 SMALL_GROUP = 16
-# The values of codes that are floats.
-TABLES_OF = {Codes.E2M1: E2M1, Codes.E4M3: E4M3, Codes.NF4: NF4, Codes.FP4: FP4}
+# The values of codes that index a table.
+TABLES_OF = {Codes.E2M1: E2M1, Codes.E4M3: E4M3, Codes.NF4: NF4, Codes.FP4: FP4, Codes.IQ4: IQ4}
 FLOAT_SCALES = {"F32": Scales.F32, "F16": Scales.F16, "BF16": Scales.BF16}
 
 Bytes = NDArray[np.uint8]
@@ -163,6 +163,8 @@ def storage_for(scheme: Scheme, columns: int) -> tuple[Storage, int]:
         if not group or scheme.scale_type != "F32":
             raise UnknownStorage(f"{scheme}: the kernels have {scheme.values.value} in groups that are multiples of 32")
         return Storage(Codes.NF4 if scheme.values is Values.NF4 else Codes.FP4, Scales.F32), group
+    if scheme.values is Values.IQ4 and scheme.scale_type in ("F16", "F32") and scheme.group == 32:
+        return Storage(Codes.IQ4, FLOAT_SCALES[scheme.scale_type]), 32
     if scheme.values is not Values.INTEGER:
         raise UnknownStorage(f"{scheme}: the kernels have no weights of {scheme.values.value}")
     if scheme == BY_FACTORS:

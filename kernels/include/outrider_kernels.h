@@ -56,7 +56,8 @@ enum outrider_codes {
                         are allowed with OUTRIDER_BF16 only, integers are not */
   OUTRIDER_NF4 = 7,  /* bitsandbytes' tables of 16 floats */
   OUTRIDER_FP4 = 8,
-  OUTRIDER_INT2 = 9
+  OUTRIDER_INT2 = 9,
+  OUTRIDER_IQ4 = 10 /* 4-bit codes of llama.cpp's table of 16 integers, -127 to 113 */
 };
 
 /* How the scales of the groups are stored. */

@@ -124,13 +124,14 @@ static inline bool has_factored_minima(const outrider_weight &weight) {
 }
 
 // The implicit zero point of codes whose groups have neither zero points nor minima, else 0. Kernels work on E2M1 codes as
-// 2 * value + 12.
+// 2 * value + 12, on IQ4 codes as value + 128.
 static inline int middle_code(const outrider_weight &weight) {
   if (weight.zeros || has_factored_minima(weight) || weight.scales == OUTRIDER_FACTORS ||
       weight.scales == OUTRIDER_HALF_MINIMA)
     return 0;
   switch (weight.codes) {
     case OUTRIDER_INT8:
+    case OUTRIDER_IQ4:
       return 128;
     case OUTRIDER_INT6:
       return 32;
@@ -189,9 +190,9 @@ constexpr int32_t kDoesNotFit = INT32_MIN;
 
 // A matrix's input, converted once for all tiles. Rows are divided into blocks of at most the unit's row_block, and the 32-bit words
 // of a block's rows are interleaved (word w of row r at w * rows + r). A word is one fp32, two bf16 or four int8 channels.
-// Codes are always multiplied by int8, so products are exact. For that, bf16 and fp32 activations become 24-bit integers, each of which
-// takes three rows of int8: its digits to the base 256, the lowest first. Where rows are not interleaved, each token is a block, and the
-// rows of its digits follow each other.
+// Codes are always multiplied by int8, so products are exact. For that, bf16 activations become integers of 16 bits and fp32 activations
+// of 24, each of which takes two or three rows of int8: its digits to the base 256, the lowest first. Where rows are not interleaved, each
+// token is a block, and the rows of its digits follow each other.
 struct Input {
   int32_t *words;  // [blocks][words per row][rows of the block]
   float *scales;   // for codes: [blocks of channels][rows]
@@ -212,8 +213,7 @@ struct Input {
 
 // The most rows that are interleaved.
 constexpr int kMostRows = 24;
-constexpr int kDigits = 3;
-static inline int digits_of(int format) { return format == OUTRIDER_W4ABF16 || format == OUTRIDER_W8AF32 ? kDigits : 1; }
+static inline int digits_of(int format) { return format == OUTRIDER_W8AF32 ? 3 : format == OUTRIDER_W4ABF16 ? 2 : 1; }
 
 // Input::offsets of a block of channels, for each row.
 static inline int offsets_in_block(const outrider_weight &weight) {

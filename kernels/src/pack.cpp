@@ -132,6 +132,7 @@ bool known_storage(const outrider_weight &weight) {
     case OUTRIDER_SCALE_F16:
     case OUTRIDER_SCALE_BF16:
       if (codes == OUTRIDER_INT5) return plain && !weight.zeros;
+      if (codes == OUTRIDER_IQ4) return group == 32 && !weight.zeros && weight.scales != OUTRIDER_SCALE_BF16;
       return (plain || sixteen) && (codes == OUTRIDER_INT4 || codes == OUTRIDER_INT8);
     case OUTRIDER_HALF_MINIMA:
       return plain && !weight.zeros &&

@@ -63,7 +63,7 @@ struct Row {
 };
 
 int middle(int codes) {
-  return codes >= OUTRIDER_E2M1   ? 0  // floats, and INT2, which has minima
+  return codes >= OUTRIDER_E2M1   ? 0  // those without zero points
          : codes == OUTRIDER_INT8 ? 128
          : codes == OUTRIDER_INT6 ? 32
          : codes == OUTRIDER_INT5 ? 16
@@ -446,6 +446,8 @@ void read_unit(const outrider_weight &weight, const Geometry &shape, const char 
 void unpack_row(const outrider_weight &weight, int row, float *out) {
   static const float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                   -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  static const float kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  const float *const table = weight.codes == OUTRIDER_E2M1 ? kE2M1 : weight.codes == OUTRIDER_IQ4 ? kIq4 : nullptr;
   const Geometry shape = geometry(weight);
   const auto [tile, lane] = lane_of(weight, row);
   const char *at = static_cast<const char *>(weight.data) + tile * tile_bytes(weight);
@@ -460,7 +462,7 @@ void unpack_row(const outrider_weight &weight, int row, float *out) {
       read_unit(weight, shape, at, lane, codes);
       for (int i = 0; i < std::min(shape.unit, channels - c); ++i) {
         const int g = (c + i) / weight.group;
-        const float code = weight.codes == OUTRIDER_E2M1 ? kE2M1[codes[i]] : static_cast<float>(codes[i]) - groups.zeros[g];
+        const float code = table ? table[codes[i]] : static_cast<float>(codes[i]) - groups.zeros[g];
         const float value = code * groups.scales[g];
         out[start + c + i] = minima ? value - groups.minima[g] : value;
       }

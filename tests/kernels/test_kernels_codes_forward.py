@@ -146,13 +146,15 @@ def test_an_order_is_applied_to_the_activations():
     assert abs(found - wanted).max() <= 1e-5 * abs(wanted).max()
 
 
-def test_activations_of_very_different_sizes_lose_nothing_that_matters():
-    """One channel a million times the others, which its own weights ignore: the others still count."""
-    program = build(replace(LLAMA, layers=1), Format.W4ABF16)
+@pytest.mark.parametrize(("format", "size"), [(Format.W4ABF16, 30), (Format.W8AF32, 3000)])
+def test_activations_of_very_different_sizes_lose_nothing_that_matters(format, size):
+    """One channel a thousand (fp32: a hundred thousand) times the others, which its own weights ignore: the others still
+    count."""
+    program = build(replace(LLAMA, layers=1), format)
     matrices = random_matrices(program)
     for weight, matrix in zip(program.weights, matrices, strict=True):
         if weight.table and weight.rows > 1:
-            matrix[:, 5] = 30000
+            matrix[:, 5] = size
         elif not weight.table and weight.columns == LLAMA.width:
             matrix[:, 5] = 0
     model = Packed(program, packing.pack_program(program, matrices))
@@ -160,4 +162,4 @@ def test_activations_of_very_different_sizes_lose_nothing_that_matters():
     wanted = ReferenceModel(program, model.memory).logits(text)
     with model.model() as engine:
         found = all_logits(engine, engine.open(), text)
-    assert abs(found - wanted).max() <= 1e-2 * abs(wanted).max()
+    assert abs(found - wanted).max() <= 2e-3 * abs(wanted).max()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.kernels import library, native
-from outrider.kernels.program import Cache, Format, Program
+from outrider.kernels.program import SMALLEST_GROUP, Cache, Format, Program, Scales
 from outrider.kernels.storage import LARGEST_BESIDE_INT4, largest_activation
 from outrider.workers.engines.engine import Engine
 from outrider.workers.errors import ModelError, UsageError, WorkerError
@@ -155,6 +155,10 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
         path["attention"] = "of latent vectors" + (", kept once" if program.cache is Cache.INT8 else "")
     if LARGEST_BESIDE_INT4 in {largest_activation(each) for each in program.weights if each.format is Format.W4A8}:
         path["activations"] = f"int8 up to {LARGEST_BESIDE_INT4} beside codes of 4 bits"
+    if spec.precision.startswith("w4abf16"):
+        path["activations"] = "bf16, in 16 bits beside the largest of a block"
+    if any(each.stored.scales is Scales.HALF_MINIMA and each.group > SMALLEST_GROUP for each in program.weights):
+        path["minima"] = "by the groups of the checkpoint"
     if not program.integer:
         # Only integer formats give the same bits on every instruction set.
         path["instruction_set"] = library.float_instruction_set()

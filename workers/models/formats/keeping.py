@@ -90,7 +90,7 @@ class FloatCodes:
 
     def __call__(self, tensor: Tensor, table: bool) -> Kept:
         matrix = None if table else self.checkpoint.matrix(tensor)
-        if matrix is None or matrix.scheme.values is Values.INTEGER:
+        if matrix is None or matrix.scheme.values in (Values.INTEGER, Values.IQ4):
             return Kept(Format.BF16)
         try:
             storage, group = storage_for(matrix.scheme, matrix.shape[1])

@@ -1,8 +1,8 @@
 """GGUF's types of few bits, converted exactly to codes that the kernels have.
 
 The integers of a grid or table become codes of as many bits as they need: Q2_K is kept in two bits, Q3_K like Q6_K, IQ1_S
-and IQ3_S in five bits, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ4_NL and IQ4_XS in eight, TQ1_0, TQ2_0, Q1_0 and Q2_0 in
-four.
+and IQ3_S in five bits, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S and IQ3_XXS in eight, TQ1_0, TQ2_0, Q1_0 and Q2_0 in four. IQ4_NL and
+IQ4_XS keep their codes of four.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from outrider.kernels.quantised import QuantisedRows, Scheme
 from outrider.workers.models.formats.gguf.grids import grid, signs
 from outrider.workers.models.formats.gguf.parts import SUPER, Bytes, Floats, half, in_rows, nibbles, plain, two_levels
-
-IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
 
 def _words(blocks: Bytes, start: int, stop: int, type: Any) -> NDArray[Any]:
@@ -90,8 +88,13 @@ def q3_k(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
     return two_levels(scheme, in_rows(codes + np.uint8(28)), (half(blocks, 108), factors), None)
 
 
+def _indices(scheme: Scheme, codes: Bytes, scales: Floats) -> QuantisedRows:
+    scales = in_rows(scales)
+    return QuantisedRows(scheme, in_rows(codes), scales, np.zeros(scales.shape, np.uint8))
+
+
 def iq4_nl(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
-    return _whole(scheme, IQ4_VALUES[nibbles(blocks[..., 2:])], half(blocks, 0))
+    return _indices(scheme, nibbles(blocks[..., 2:]), half(blocks, 0))
 
 
 def iq4_xs(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
@@ -99,7 +102,7 @@ def iq4_xs(scheme: Scheme, blocks: Bytes) -> QuantisedRows:
     high = _parts(_words(blocks, 2, 4, np.uint16), *range(0, 16, 2)) & 3
     factors = (low | high << 4).astype(np.float32) - 32
     codes = nibbles(blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16))
-    return _whole(scheme, IQ4_VALUES[codes], half(blocks, 0)[..., None] * factors)
+    return _indices(scheme, codes, half(blocks, 0)[..., None] * factors)
 
 
 def _of_grid(name: str, rows: NDArray[Any]) -> NDArray[np.int8]:
