@@ -3,10 +3,11 @@
     python benchmarks/storages.py [--config CONFIG.json] [--layers N] [--storages w4a8:g128 w4a8 Q4_0 Q4_K ...]
 
 A storage is a precision that floats are rounded to on load, or one that a quantised checkpoint brings (Q2_K, Q4_0, Q8_0,
-Q4_K, Q5_K, Q6_K, IQ2_S, IQ4_XS, MXFP4, NVFP4, MLX of 2 to 4 bits and MLX-5, MLX-6 and MLX-8, AWQ, AWQ-g32, AWQ-g64), with /w4abf16,
-/w8af32 or, of floats, /bf16 behind it where activations are not int8; or FP8, FP8-rows (a scale for a block, and for a row)
-and NF4, which have bf16. Weights are random, and one tile of each matrix stands for all. The stream is read between the
-passes; the best of each counts. Last comes a line of JSON.
+Q4_K, Q5_K, Q6_K, IQ2_S, IQ4_XS, MXFP4, NVFP4, MLX of 2 to 4 bits and MLX-5, MLX-6 and MLX-8, AWQ, AWQ-g32, AWQ-g64), with
+/w4abf16, /w8af32 or, of floats, /bf16 behind it where activations are not int8; or FP8, FP8-rows (a scale for a block, and
+for a row) and NF4, which have bf16. Weights are random, and one tile of each matrix stands for all. The stream is read
+between the passes; the best of each counts. Last comes a line of
+JSON.
 """
 
 from __future__ import annotations
