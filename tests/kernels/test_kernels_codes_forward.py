@@ -67,7 +67,7 @@ def test_codes_however_they_are_asked(name, format, isa, monkeypatch):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("format", TOLERANCE)
-@pytest.mark.parametrize("name", ["gguf MXFP4", "gguf Q4_0", "gguf Q8_0", "pack-quantized g32", "awq g32"])
+@pytest.mark.parametrize("name", ["gguf MXFP4", "gguf IQ4_XS", "gguf Q4_0", "gguf Q8_0", "pack-quantized g32", "awq g32"])
 def test_codes_on_tiles_at_every_number_of_rows(name, format, monkeypatch):
     """Rows by sixteen, a token's digits together, and more than are summed up at once."""
     if "amx" not in INSTRUCTION_SETS:
