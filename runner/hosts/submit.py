@@ -29,6 +29,7 @@ from outrider.workers.models.hub_gguf import of_hub
 from outrider.workers.models.model_info import POCKETS
 
 Result = TypeVar("Result")
+Client = TypeVar("Client")
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 POLL_SECONDS = 0.5
@@ -121,7 +122,7 @@ class JobServer:
                 f"Ray's job server needs more than is installed here ({error}): pip install 'outrider[cluster]'"
             ) from None
         self._refuse_unauthenticated()
-        self._client = self._try(lambda: JobSubmissionClient(self.address))
+        self._client = self._try(lambda: self._of_ray(JobSubmissionClient))
 
     def _refuse_unauthenticated(self) -> None:
         import requests
@@ -137,6 +138,14 @@ class JobServer:
                 f"the job server at {self.address} answers without a token, so whoever reaches it can run programs on the "
                 "cluster: start Ray with RAY_AUTH_MODE=token (cluster.yaml does)"
             )
+
+    def _of_ray(self, client: Callable[[str], Client]) -> Client:
+        try:
+            return client(self.address)
+        except (ValueError, TypeError, KeyError):  # what Ray's client makes of another program's answer
+            raise JobError(
+                f"what answers at {self.address} is no job server of Ray; name that one with --address"
+            ) from None
 
     def _try(self, call: Callable[[], Result]) -> Result:
         from ray.exceptions import RayError

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 import typer
+from ray.dashboard.modules.dashboard_sdk import SubmissionClient
 
 import outrider.runner.hosts.submit as submit_module
 from outrider.runner.cli import main as cli
@@ -56,6 +58,22 @@ def test_an_address_that_is_none_is_told(address: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(submit_module, "require_token", lambda say: None)
     with pytest.raises(JobError, match=r"no job server of Ray answers at .*: run this on the cluster's head"):
         JobServer(address, print)
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[]", b"{}", b"null", b"5"])
+def test_another_program_at_the_address_is_told(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that wants a key, too, so that it passes for a guarded job server until Ray's client asks for its version."""
+    response = requests.Response()
+    response.status_code, response._content = 401, b""
+    monkeypatch.setattr(submit_module, "require_token", lambda say: None)
+    monkeypatch.setattr(requests, "get", lambda *_, **__: response)
+    version = requests.Response()
+    version.status_code, version._content = 200, answer
+    monkeypatch.setattr(SubmissionClient, "_do_request", lambda *_, **__: version)
+    with pytest.raises(
+        JobError, match=r"^what answers at http://h:1 is no job server of Ray; name that one with --address$"
+    ):
+        JobServer("h:1", print)
 
 
 class Jobs:
