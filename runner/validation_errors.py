@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import ErrorDetails
@@ -70,9 +71,34 @@ def shown(value: object) -> str:
     """A value as Python writes it, short enough for a sentence."""
     if isinstance(value, tuple):  # an option of values separated by commas
         return short(", ".join(map(str, value)))
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > LONGEST_SHOWN:
+            break
+    return short(text)
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """``repr``, piece by piece: by a few aliases of YAML a list has billions of entries."""
     if isinstance(value, str):
-        value = value[:LONGEST_SHOWN]
-    return short(repr(value))
+        yield repr(value[:LONGEST_SHOWN])
+    elif isinstance(value, list):
+        yield "["
+        for index, each in enumerate(value):
+            yield ", " if index else ""
+            yield from _pieces(each)
+        yield "]"
+    elif isinstance(value, dict):
+        yield "{"
+        for index, (name, each) in enumerate(value.items()):
+            yield ", " if index else ""
+            yield from _pieces(name)
+            yield ": "
+            yield from _pieces(each)
+        yield "}"
+    else:
+        yield repr(value)
 
 
 def short(text: str) -> str:

@@ -16,7 +16,7 @@ from outrider.runner.options.job import JobSpec
 from outrider.runner.options.option import OptionModel, build_options, flag_of
 from outrider.runner.options.quality import QuantizeSpec
 from outrider.runner.options.topology import TopologySpec
-from outrider.runner.validation_errors import MUST, must
+from outrider.runner.validation_errors import MUST, must, short, shown
 from outrider.workers.errors import UsageError
 
 WRONG: list[Any] = [
@@ -33,6 +33,17 @@ def check(sentence: str) -> None:
     assert "\n" not in sentence, sentence
     assert len(sentence) < 400, sentence
     assert re.search(r"\bmust .+, got .+|unknown parameter|unknown key|is missing|remove it|is empty", sentence), sentence
+
+
+def test_a_value_is_shown_by_its_beginning_however_much_it_stands_for() -> None:
+    for value in WRONG:
+        assert shown(value) == short(repr(value))
+    by_aliases: list[Any] = ["x"]
+    for _ in range(80):
+        by_aliases = [by_aliases, by_aliases]
+    assert shown(by_aliases) == "[" * 57 + "..."
+    by_aliases.append(by_aliases)
+    assert shown({"a": by_aliases}).startswith("{'a': [[[")
 
 
 @pytest.mark.parametrize("field", [*Parameters.model_fields, "top_logprobs", "prompt", "messages", "id", "model", "stream"])
