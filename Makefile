@@ -12,7 +12,7 @@ PARALLEL := tools/parallel_tests.py
 KERNEL_SOURCES := $(shell find kernels -name '*.cpp' -o -name '*.inc' -o -name '*.h')
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels runner workers -name '*.py' -o -name '*.cpp' -o -name '*.inc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: help format hooks tidy coverage run test test-slow test-oldest-ray test-all lint lint-format lint-program lint-tests bench wheel sanitize sanitize-threads clean
+.PHONY: help format hooks tidy coverage run test test-slow test-oldest-ray test-all lint lint-format lint-program lint-tests bench wheel sanitize sanitize-threads emulate clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -79,6 +79,13 @@ sanitize: $(VENV)/testable ## the tests of the kernels with the address and unde
 	cmake --build build/sanitize --parallel 2
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize/kernels/liboutrider_kernels.so \
+	  $(BIN)/python -m pytest -q $(wildcard tests/kernels/test_kernels_*.py)
+
+# Tests that go over instruction sets try the emulated ones, too; of several threads they wait long where others use the cores.
+emulate: $(VENV)/testable ## the tests of the kernels with AVX-512 and AMX emulated, on a machine without (needs cmake)
+	cmake -S . -B build/emulate -DOUTRIDER_EMULATE=ON -DCMAKE_BUILD_TYPE=Release
+	cmake --build build/emulate --parallel 2
+	OUTRIDER_LIBRARY=$(CURDIR)/build/emulate/kernels/liboutrider_kernels.so \
 	  $(BIN)/python -m pytest -q $(wildcard tests/kernels/test_kernels_*.py)
 
 sanitize-threads: $(VENV)/testable ## those that use several threads, with the thread sanitizer (minutes on a quiet machine)

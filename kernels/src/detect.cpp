@@ -35,7 +35,7 @@ bool has_half_conversion() {
   return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
 }
 
-bool has_amx() {
+[[maybe_unused]] bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
@@ -66,11 +66,16 @@ void list_units(Unit units[kUnits]) {
 #ifdef OUTRIDER_X86
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_half_conversion();
+  #ifdef OUTRIDER_EMULATE
+  const bool avx512 = avx2, bf16 = avx2, amx = avx2;
+  #else
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni");
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
-  units[0] = {&kAmx, bf16 && has_amx()};
+  const bool amx = bf16 && has_amx();
+  #endif
+  units[0] = {&kAmx, amx};
   units[1] = {&kAvx512Bf16, bf16};
   units[2] = {&kAvx512Pairs, bf16};
   if (adds_beside_products()) std::swap(units[1], units[2]);

@@ -69,12 +69,16 @@ inline I as_int(F a) { return _mm512_castps_si512(a); }
 inline F as_float(I a) { return _mm512_castsi512_ps(a); }
 
 // dot_bytes and dot_words are inline assembly, which accumulates in place: around the intrinsics GCC 12 copies every accumulator of a loop
-// and spills some, which took a fifth of the time of eight rows.
+// and spills some, which took a fifth of the time of eight rows. OUTRIDER_EMULATED: see kernels/emulation.
 
 // acc + the sum over each lane's four bytes of u8 * s8
 template <int BITS> inline I dot_bytes(I acc, I u8, I s8) {
+#ifdef OUTRIDER_EMULATED
+  return _mm512_dpbusd_epi32(acc, u8, s8);
+#else
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8));
   return acc;
+#endif
 }
 // The dot product of 4-bit codes with s8, times a factor of up to 17, which is in both 16-bit halves of each lane: `times_factor` once for
 // all rows, then `dot_products` for each.
@@ -82,8 +86,12 @@ inline I times_factor(I codes, I factor) { return _mm512_mullo_epi16(codes, fact
 inline I dot_products(I acc, I products, I s8, I) { return dot_bytes<8>(acc, products, s8); }
 // acc + the sum over each lane's two int16 of a * b
 inline I dot_words(I acc, I a, I b) {
+#ifdef OUTRIDER_EMULATED
+  return _mm512_dpwssd_epi32(acc, a, b);
+#else
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
   return acc;
+#endif
 }
 inline void store_bytes(int8_t *p, I x) { _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtepi32_epi8(x)); }
 

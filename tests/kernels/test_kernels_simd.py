@@ -43,6 +43,14 @@ def test_with_longer_vectors(generic: str, tmp_path: Path, unit: str, header: st
     assert hashed(tmp_path, header, *flags) == generic
 
 
+# What CMake's OUTRIDER_EMULATE does with the unit of AVX-512. Those of BF16 add in another order than the generic one.
+def test_with_emulated_vectors(generic: str, tmp_path: Path) -> None:
+    if "avx2" not in library.available_instruction_sets():
+        pytest.skip("this machine has no avx2")
+    emulated = ("-include", str(HERE.parents[1] / "kernels/emulation/avx512.h"), "-Wno-psabi")
+    assert hashed(tmp_path, "simd_avx512.h", *AVX2, *emulated) == generic
+
+
 def test_on_arm(generic: str, tmp_path: Path) -> None:
     compiler, emulator = "aarch64-linux-gnu-g++", "qemu-aarch64"
     if not shutil.which(compiler) or not shutil.which(emulator):

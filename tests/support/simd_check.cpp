@@ -28,7 +28,7 @@ uint32_t draw() {
   state = state * 6364136223846793005u + 1442695040888963407u;
   return static_cast<uint32_t>(state >> 32);
 }
-#if defined(__AVX512F__) || !defined(__AVX2__)
+#if defined(__AVX512F__) || defined(OUTRIDER_EMULATED) || !defined(__AVX2__)
 // What simd_avx2.h alone has.
 I absolute_bytes(I x) {
   int8_t bytes[64];
