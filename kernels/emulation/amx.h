@@ -87,11 +87,8 @@ template <class A, class B> inline void dot_bytes_of_tiles(int which_sums, int w
   for (int row = 0; row < sums.rows; ++row) {
     for (int column = 0; column < sums.row_bytes / 4; ++column) {
       uint32_t sum = sums.at<uint32_t>(row, column);
-      for (int line = 0; line < b.rows; ++line) {
-        const A *const x = reinterpret_cast<const A *>(a.of[row]) + 4 * line;
-        const B *const y = reinterpret_cast<const B *>(b.of[line]) + 4 * column;
-        sum += static_cast<uint32_t>(x[0] * y[0] + x[1] * y[1] + x[2] * y[2] + x[3] * y[3]);
-      }
+      for (int k = 0; k < a.row_bytes; ++k)
+        sum += static_cast<uint32_t>(a.at<A>(row, k) * b.at<B>(k / 4, 4 * column + k % 4));
       sums.set(row, column, sum);
     }
   }
