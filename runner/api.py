@@ -172,7 +172,7 @@ class Job:
 
         to = _path_of(path)
         if format_of(to) not in (None, form):
-            raise UsageError(f"{to} is called otherwise than the {form} that is to be written to it; give another name")
+            raise UsageError(f"{to} does not end like a file of {form}; give another name")
         self._check_there()
         return write_table(self.directory, to, form)
 
@@ -327,7 +327,7 @@ def _path(input: Any) -> str:
 
 def _check_format(spec: JobSpec) -> None:
     if spec.format not in ("auto", "jsonl"):
-        raise UsageError(f"--format: rows are written as lines of JSON, so that {spec.format} is no choice; leave it out")
+        raise UsageError(f"--format: rows from a program are lines of JSON, never {spec.format}; leave it out")
 
 
 def _with_directory_of_rows(spec: JobSpec, digest: str) -> JobSpec:

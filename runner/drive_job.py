@@ -55,7 +55,9 @@ def _hosts(spec: JobSpec, prepared: PreparedJob, display: Watcher) -> Iterator[t
             yield host_and_plans
         return
     if spec.metrics_port is not None:
-        raise UsageError("--metrics-port is for a Ray of the job's own; a cluster has its metrics where it was started")
+        raise UsageError(
+            "--metrics-port is for a Ray that the job starts; the metrics of a cluster are set up where it is started"
+        )
     # Absolute paths, since the working directory differs between hosts.
     models = {absolute_model(model_info.name): (model_info.path, model_info.digest) for model_info in prepared.model_infos}
     kept = (prepared.journal.meta("numeric_path") or {}).get("instruction_set")

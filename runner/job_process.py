@@ -111,7 +111,7 @@ class JobProcess:
         if (self._drained and stopped) or (code in (ALL_DONE, SOME_FAILED) and not unknown):
             return
         if unknown:
-            how = "ended without a word of how"
+            how = "ended without saying how"
         elif stopped:
             raise JobStoppedError("the job was stopped from outside; the same call goes on with it")
         else:

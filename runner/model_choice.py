@@ -37,7 +37,7 @@ def choose_models(
     if draft is None or spec.draft_tokens == 0:
         # Where the user asked for no draft, JobSpec has refused these options already.
         if idle := spec.asked_of_a_draft(OF_A_MODEL_ALONE):
-            say(f"note: no draft model runs, and without one nothing comes of {', '.join(idle)}")
+            say(f"note: no draft model runs, so these options have no effect: {', '.join(idle)}")
         return target_model, None
     if draft.head:
         _check_head(spec, target_model, target, draft, draft_on_accelerator, tokenizer_process)
@@ -61,7 +61,7 @@ def _note_unfollowed_settings(spec: Options, target: ModelInfo, say: Callable[[s
     """Notes on settings of generation_config.json that the job does not follow by default."""
     if target.unfollowed:
         names = ", ".join(f'"{name}"' for name in target.unfollowed)
-        say(f"note: {target.name}'s {target.settings} sets {names}, which is not followed (docs/jobs.md)")
+        say(f"note: {target.name}'s {target.settings} sets {names}, which outrider ignores (docs/jobs.md)")
     if target.sampling and spec.temperature == 0:
         options = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in target.sampling)
         say(
@@ -99,8 +99,8 @@ def _check_head(
     if target_model.engine != "native" or on_accelerator:
         other = target.name if target_model.engine != "native" else "the head"
         raise UsageError(
-            f'--draft: "{head.name}" is a head on the target\'s hidden states, which only the native engine hands out and '
-            f"reads, and {other} would run on the hf engine; choose a draft with a model of its own, or --draft lookup"
+            f'--draft: "{head.name}" is a head on the target\'s hidden states, which only the native engine supports, '
+            f"and {other} would run on the hf engine; choose a draft with a model of its own, or --draft lookup"
         )
     if (refusal := tokenizer_process.native_refuses(head.path)) is not None:
         raise UsageError(f"--draft: no engine runs this head: {refusal}; choose another draft, or --draft lookup")
@@ -116,8 +116,7 @@ def _check_shortlist(draft: ModelInfo, model: ModelSpec) -> None:
         )
     if draft.scored is not None:
         raise UsageError(
-            f"--draft-shortlist: {draft.name} is a head that scores {draft.scored:,} tokens, chosen by those who made it: "
-            "leave it out"
+            f"--draft-shortlist: {draft.name} is a head with a vocabulary of its own, {draft.scored:,} tokens: leave it out"
         )
 
 

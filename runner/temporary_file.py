@@ -22,7 +22,7 @@ def temporary_file() -> IO[bytes]:
             return os.fdopen(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, LAST_STANDARD + 1), "w+b", buffering=0)
     except OSError as error:
         raise JobError(
-            f"a temporary file cannot be made: {error.strerror}; name a directory with room with TMPDIR"
+            f"a temporary file cannot be made: {error.strerror}; set TMPDIR to a directory with free space"
         ) from None
 
 
@@ -33,7 +33,7 @@ def write_all(what: str, data: bytes, file: IO[bytes]) -> None:
         while rest:
             rest = rest[file.write(rest) :]
     except OSError as error:
-        said = f"{what} cannot be kept in a temporary file: {error.strerror}; name a directory with room with TMPDIR"
+        said = f"{what} cannot be kept in a temporary file: {error.strerror}; set TMPDIR to a directory with free space"
         raise JobError(said) from None
 
 

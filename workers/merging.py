@@ -58,16 +58,19 @@ class MergePlan:
 def check_mergeable(base: Path, adapter: Adapter) -> MergePlan:
     """The tensors to change; a ModelError where the adapter cannot be merged into this model."""
     if is_gguf(base):
-        raise ModelError(f"{base} is a GGUF file, into which no adapter is merged; name what it was made from")
+        raise ModelError(
+            f"{base} is a GGUF file, and adapters are merged into safetensors only; name the checkpoint that it was "
+            "made from"
+        )
     values = read_json(base / CONFIG)
     if values.get(KEY) or values.get(OF_MLX):
         raise ModelError(
-            f"{base} is quantised, and an adapter is merged into weights that are not: name the checkpoint that it was "
+            f"{base} is quantised, and adapters are merged into unquantised weights only: name the checkpoint that it was "
             "made from (--model)"
         )
     files = safetensors_of(base)
     if not files:
-        raise ModelError(f"{base} holds no safetensors, into which alone an adapter is merged")
+        raise ModelError(f"{base} holds no safetensors, and adapters are merged into safetensors only")
     stored = read_entries(base, files)
     tied = not any(name.endswith(HEAD) for name in stored)
     found = {name: _entry(stored, adapter, name) for name in (*map(weight_of, adapter.changes), *adapter.whole)}
@@ -75,8 +78,8 @@ def check_mergeable(base: Path, adapter: Adapter) -> MergePlan:
     for name in found:
         if tied and (name in of_tokens or name.endswith(EMBEDDINGS)):
             raise ModelError(
-                f"{adapter.path} changes {quoted(name)}, which is the model's LM head as well: the adapter leaves that as "
-                "it is, and a merged model could not"
+                f"{adapter.path} changes {quoted(name)}, which is tied to the LM head: the adapter does not change the "
+                "head, and merging would"
             )
     plan = MergePlan(found, values.get("model_type") in TRANSPOSED)
     for change in adapter.changes:
@@ -108,8 +111,8 @@ def _check_copies(stored: Mapping[str, Entry], adapter: Adapter, tied: bool) -> 
 def _check_shape(adapter: Adapter, name: str, shape: tuple[int, ...], tensor: Entry) -> None:
     if shape != tensor.shape:
         raise ModelError(
-            f"{adapter.path} changes {quoted(name)} by one of the shape {shape}, the model's has {tensor.shape}: it is of "
-            "another model, or of one with tokens that were added, which are not followed"
+            f"{adapter.path} changes {quoted(name)} by a matrix of the shape {shape}, the model's has {tensor.shape}: the "
+            "adapter is for another model, or for one with added tokens, which is not supported"
         )
 
 
@@ -130,7 +133,10 @@ def _entry(stored: Mapping[str, Entry], adapter: Adapter, name: str) -> Entry:
         raise ModelError(f"{adapter.path} changes {quoted(name)}, which the model does not have: is it of another model?")
     entry = stored[own]
     if entry.type not in FLOATS or len(entry.shape) not in (1, 2):
-        raise ModelError(f"{entry.file}: {quoted(own)} is of type {entry.type} and shape {entry.shape}, and is not changed")
+        raise ModelError(
+            f"{entry.file}: {quoted(own)} is of type {entry.type} and shape {entry.shape}, and adapters change float "
+            "vectors and matrices only"
+        )
     return entry
 
 

@@ -131,7 +131,7 @@ def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> BenchSetup:
     """Choose models and examples; what can be refused is refused here, before weights are loaded."""
     if spec.compare and (spec.draft == NONE or spec.draft_tokens == 0):
         raise UsageError(
-            "--compare measures plain and assisted, and there is nothing to assist: name a draft, or leave it out"
+            "--compare measures plain and assisted generation, and there is no draft: name one, or leave it out"
         )
     if spec.replicas not in (None, 1):
         raise UsageError("--replicas: the benchmark measures one pair of target and draft")

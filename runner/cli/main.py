@@ -221,7 +221,7 @@ def _run() -> None:
     except FileNotFoundError:
         if _has_working_directory():
             raise
-        _fail(UsageError("the working directory is gone: cd to one that is there"))
+        _fail(UsageError("the working directory no longer exists: cd to one that does"))
 
 
 def _has_working_directory() -> bool:

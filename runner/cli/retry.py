@@ -30,7 +30,7 @@ def retry_command(
             parameter.metavar = "JOB"
     parsed = command.make_context("outrider retry", list(context.args))
     if parsed.params["config"] is not None:
-        raise UsageError("--config: a retry begins with the job's own options; give those that are to differ by themselves")
+        raise UsageError("--config: a retry takes the job's own options; give those that differ on the command line")
     asked = given(parsed, JobSpec)
     job = asked.pop("input", None)
     if job is None:

@@ -443,7 +443,7 @@ class Lifecycle:
         recorded = RecordLoss(Loss.DRAFT, replica, failure.reason)
         if state.draft_deaths < MOST_DRAFT_DEATHS:
             return [recorded, StartDraft(replica)]
-        without = f"replica {replica} goes on without a draft, which died again and again: {failure.reason}"
+        without = f"replica {replica} goes on without a draft, which died {MOST_DRAFT_DEATHS} times: {failure.reason}"
         return [recorded, Note(without)]
 
     def _await_draft_cores(self, replica: int, held: LeaseError, now: float) -> list[Instruction]:
@@ -500,7 +500,7 @@ class Lifecycle:
         elif self._last_alive is not None and now - self._last_alive > self._patience:
             yield EndJob(
                 JobError(
-                    f"no replica has had a place for {self._patience:g} s; the rows already done are kept, and the job "
+                    f"no replica has had cores for {self._patience:g} s; the rows already done are kept, and the job "
                     "can be resumed"
                 )
             )

@@ -118,4 +118,4 @@ def refuse_unauthenticated(address: str) -> None:
             "hosts: start Ray with RAY_AUTH_MODE=token on all of them (cluster.yaml does)"
         )
     if answer != WANTS_TOKEN:
-        raise JobError(f"whether the cluster at {address} wants a token cannot be told: it gave no answer")
+        raise JobError(f"the cluster at {address} did not answer whether it needs a token")

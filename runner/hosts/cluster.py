@@ -321,7 +321,8 @@ class ClusterHosts:
                 continue
             self._not_used.add(ray_node.id)
             say(
-                f"note: {ray_node.name} is not used, since its results could differ in a bit: it has {', '.join(kind)}, "
+                f"note: {ray_node.name} is not used, since its results might not be bit-identical: it has "
+                f"{', '.join(kind)}, "
                 f"this job {', '.join(self._numeric_kind)} (OUTRIDER_ISA in Ray's environment makes hosts alike)"
             )
 

@@ -89,7 +89,7 @@ class Examinations:
             if each.report is not None and not each.said and _age(each) > PATIENCE_SECONDS:
                 each.said = True
                 size = f"{self._size() / 1e9:.1f} GB"
-                say(f"{each.name} reads {size} of weights to know them; once, if its cache can be written")
+                say(f"{each.name} reads {size} of weights to hash them; only once, if its cache can be written")
         return ended
 
     def _go_on(self, examined: _Examination, answer: Any) -> RayNode | Unfit | None:

@@ -73,7 +73,7 @@ def full_shared_memory(folder: Path = SHARED_MEMORY) -> str | None:
     if free >= LEAST_SHARED_BYTES:
         return None
     return (
-        f"{folder} has only {free >> 10:,} KiB free, and where it is full processes die: remove what lies there, or make "
+        f"{folder} has only {free >> 10:,} KiB free, and processes die when it is full: remove files from it, or make "
         "it larger (docker run --shm-size=4g)"
     )
 

@@ -74,7 +74,7 @@ def local_ray(
         try:
             node, ports = _start(folder, cores, resources, metrics_port)
             if (why := _listens_beyond_loopback(descendants)) is not None:
-                raise JobError(f"{why}: it has been ended")
+                raise JobError(f"{why}: Ray was stopped again")
         except BaseException:
             # A Ray that has started in part does not end its own processes.
             descendants.end()
@@ -184,7 +184,7 @@ def joined_ray(address: str, patience: float = SILENCE_SECONDS) -> Iterator[Head
     # Checked here, since Ray would wait for minutes.
     if not answers_within(head_at, patience):
         raise JobError(
-            f"--address: nobody has answered at {address} for {patience:g} s; is the cluster up, and that its head's port?"
+            f"--address: no answer from {address} for {patience:g} s; is the cluster up, and is that its head's port?"
         )
     import ray
     from ray.exceptions import RayError

@@ -173,7 +173,7 @@ class JobServer:
         directory = Path.cwd() / Path(job).expanduser()
         found = [each for each in self.all() if job in (each.id, each.id.rpartition("-")[0]) or each.is_at(directory)]
         if not found:
-            raise UsageError(f"{self.address} has seen no job {job}; outrider list shows those it has")
+            raise UsageError(f"{self.address} knows no job {job}; outrider list shows those it does")
         return found[-1]
 
     def submit(self, spec: JobSpec) -> Submitted:

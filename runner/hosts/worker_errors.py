@@ -9,7 +9,7 @@ from outrider.workers.messages import ModelSpec
 
 DIED = "its process died"
 ENDED_BY_RAY = "Ray ended its process because the machine ran short of memory"
-ENDED_BY_KERNEL = "its process died while the kernel ended processes for want of memory"
+ENDED_BY_KERNEL = "its process died while the kernel was killing processes to free memory"
 SHORT_OF_MEMORY = (ENDED_BY_RAY, ENDED_BY_KERNEL)
 
 

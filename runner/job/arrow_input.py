@@ -238,7 +238,9 @@ def _saved(path: Path) -> dict[str, list[Path]]:
 def _files_of_dataset(folder: Path) -> list[Path]:
     state = _json(folder / STATE)
     if state.get("_indices_data_files") or state.get("_indices_files"):
-        raise UsageError(f"{folder} keeps its rows apart from their order, as old datasets do; save the dataset anew")
+        raise UsageError(
+            f"{folder} keeps an index of its rows apart, as older versions of datasets do; save the dataset anew"
+        )
     listed = state.get("_data_files")
     entries = listed if isinstance(listed, list) else []
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
@@ -400,7 +402,7 @@ class _OpenFile:
         self._streams: list[Any] = []
         try:
             if not stat.S_ISREG(self._before.st_mode):
-                raise UsageError(f"{name} is no ordinary file; give a file of rows")
+                raise UsageError(f"{name} is not a regular file; give a file of rows")
             self.beginning = os.pread(self._file, 8, 0)
             self.digest = self._hashed() if hashed else ""
         except BaseException:
@@ -433,13 +435,13 @@ class _OpenFile:
         at = self._streams[-1].tell()
         if os.pread(self._file, len(STREAM_END), max(0, at - len(STREAM_END))) != STREAM_END:
             raise UsageError(
-                f"{self.name} has no end: whoever wrote it may have been stopped, and rows be missing; "
-                "make the file anew, and let its writer close it"
+                f"{self.name} has no end-of-stream mark, so rows may be missing; "
+                "write it again, and let the writer close it"
             )
         if at < self._before.st_size:
             raise UsageError(
-                f"{self.name} goes on behind its end, with {counted(self._before.st_size - at, 'byte')}; "
-                "give each stream in a file of its own"
+                f"{self.name} has {counted(self._before.st_size - at, 'byte')} after its end; "
+                "put each stream into a file of its own"
             )
 
     def check_unchanged(self) -> None:

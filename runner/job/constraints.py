@@ -27,7 +27,7 @@ def constraint_of(fields: dict[str, Any]) -> Constraint | None:
     by_format, by_structure = fields.pop(FORMAT, None), fields.pop(STRUCTURED, None)
     if by_format is not None and (constraint := _from_format(by_format)) is not None:
         if by_structure is not None:
-            raise BadShape(f'"{FORMAT}" and "{STRUCTURED}" both say what the answer must be; give one')
+            raise BadShape(f'"{FORMAT}" and "{STRUCTURED}" both constrain the answer; give one')
         return constraint
     return None if by_structure is None else _from_structure(by_structure)
 

@@ -96,7 +96,7 @@ def _check_files_or_nothing(directory: Path) -> None:
 def _check_not_emptied(directory: Path) -> None:
     """Refuse an empty journal beside a job.json. (A new journal is empty for a moment, but has no job.json yet.)"""
     if path_exists(directory / DESCRIPTION) and (directory / JOURNAL).is_file() and not _has_bytes(directory / JOURNAL):
-        raise damaged(directory / JOURNAL, f"it is empty, and {DESCRIPTION} tells of a job")
+        raise damaged(directory / JOURNAL, f"it is empty, and {DESCRIPTION} belongs to a job")
 
 
 def _check_not_gone(directory: Path) -> None:
@@ -108,7 +108,7 @@ def _check_not_gone(directory: Path) -> None:
     except (OSError, ValueError, RecursionError):
         return
     if isinstance(content, dict) and content.get("identity") and content.get("spec"):
-        raise JobError(f"{directory / JOURNAL} is not there, and {DESCRIPTION} tells of a job; {WHAT_TO_DO}")
+        raise JobError(f"{directory / JOURNAL} is missing, and {DESCRIPTION} belongs to a job; {WHAT_TO_DO}")
 
 
 def _read_regular_file(path: Path) -> bytes:
@@ -195,10 +195,8 @@ def output_folder(directory: Path, out: Path | None, or_table: bool = False) -> 
         out.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         if not or_table:
-            raise UsageError(f"--out: {out} is no directory; name one") from None
-        raise UsageError(
-            f"--out: {out} is no directory; name one, or for a table a file whose name ends as tables' do, such as .csv"
-        ) from None
+            raise UsageError(f"--out: {out} is not a directory; name one") from None
+        raise UsageError(f"--out: {out} is not a directory; name one, or for a table a file such as rows.csv") from None
     except OSError as error:
         raise UsageError(f"--out: {out} cannot be made: {error.strerror}") from None
     return out
@@ -239,9 +237,7 @@ def _lock(directory: Path) -> tuple[bool, int]:
             if made is False and not path_exists(directory):
                 continue
             if made is None and isinstance(error, FileExistsError):
-                raise UsageError(
-                    f"--out: {directory} is no directory, or a link that leads to none; name another"
-                ) from None
+                raise UsageError(f"--out: {directory} is not a directory, or is a broken link; name another") from None
             raise unwritable(error, _unwritable_job(directory, error), UsageError) from None
         try:
             _acquire(handle)

@@ -38,14 +38,16 @@ def check_same(kept: dict[str, Any], asked: dict[str, Any], what: str, directory
     """Refuse to resume a job with another model, input or options. ``retry_failed``: ``retry`` has no --out to suggest."""
     if kept.get("model") != asked.get("model") and not is_of_this_kind(str(kept.get("model"))):
         raise JobChangedError(
-            f"{directory} holds a job that was begun by an older outrider, which knew a model's weights by other means, so "
-            "whether they are the same cannot be told: finish it with that version, or give another directory with --out"
+            f"{directory} holds a job that was begun by an older outrider, which identified a model's weights "
+            "otherwise: finish it with that version, or give another directory with --out"
         )
     if shown := differences(kept, asked):
         if retry_failed:
-            raise JobChangedError(f"{directory} holds a job with {what} other than now ({shown}); run it as it was begun")
+            raise JobChangedError(
+                f"{directory} holds a job that was begun with {what} other than now ({shown}); run it as it was begun"
+            )
         raise JobChangedError(
-            f"{directory} holds a job with {what} other than now ({shown}); "
+            f"{directory} holds a job that was begun with {what} other than now ({shown}); "
             "run it as it was begun, or give another directory with --out"
         )
 

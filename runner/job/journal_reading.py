@@ -71,6 +71,6 @@ def _of_a_copy(path: Path) -> sqlite3.Connection:
             return connection
     except OSError as error:
         raise JobError(
-            f"{path} cannot be copied, and has to be, since its directory cannot be written: {error.strerror}; "
-            "name a directory with room with TMPDIR"
+            f"{path} has to be copied, since its directory cannot be written, and cannot be: {error.strerror}; "
+            "set TMPDIR to a directory with free space"
         ) from None

@@ -24,8 +24,8 @@ from outrider.workers.errors import UsageError, first_line
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BLANK = "the line is blank; remove it or give a prompt"
-ONE_A_LINE = "each row stands on a line of its own: jq -c '.[]' writes the entries of a list so"
-ONE_LINE = "each row stands on one line: jq -c . writes objects so"
+ONE_A_LINE = "the file is one JSON list, and each row must be a line of its own: jq -c '.[]' writes a list so"
+ONE_LINE = "each row must be one line: jq -c . writes objects so"
 # How a file begins that is one JSON list of rows, whose entries are no texts to go on from.
 LIST_OF_OBJECTS = re.compile(rb"\s*\[\s*(\{\s*\"|$)")
 TOO_LONG = f"the line is longer than {MOST_LINE_BYTES >> 20} MiB; split it"

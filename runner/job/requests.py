@@ -211,7 +211,7 @@ def parse_simple(entry: dict[str, Any], line: int, may_have_columns: bool = Fals
     if custom_id is None:
         custom_id = str(line)
     elif custom_id == "":
-        raise RowError('"id" is empty; leave it out to go by the number of the line')
+        raise RowError('"id" is empty; leave it out to name the row by its line number')
     elif isinstance(custom_id, bool) or not isinstance(custom_id, str | int):
         raise RowError(f'"id" must be a text or a whole number, got {shown(custom_id)}')
     if "prompt" in fields and "messages" in fields:
@@ -294,7 +294,7 @@ def _chat(fields: dict[str, Any]) -> dict[str, Any]:
         raise RowError(str(error)) from None
     asked = _asked(fields, tools.constraint)
     if tools.tools and (constraint := asked["constraint"]) is not None and constraint["kind"] != "tools":
-        raise RowError(f'"{constraint["key"]}" says what the answer must be, and "{TOOLS}" that it may be calls; give one')
+        raise RowError(f'"{constraint["key"]}" constrains the answer, and "{TOOLS}" lets it be calls; give one')
     return {**conversation, "tools": tools.tools, "tool_choice": tools.choice, **asked}
 
 
@@ -314,7 +314,7 @@ def _template_options(fields: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(effort, str):
         raise RowError(f'"reasoning_effort" must be a text, got {shown(effort)}')
     if options.get("reasoning_effort", effort) != effort:
-        raise RowError('"reasoning_effort" stands in "chat_template_kwargs" too, with another value; give one')
+        raise RowError('"reasoning_effort" is in "chat_template_kwargs" too, with another value; give one')
     return {**options, "reasoning_effort": effort}
 
 
@@ -450,7 +450,8 @@ def _asked(fields: dict[str, Any], of_tools: Constraint | None = None) -> dict[s
         for key, given in (("min_tokens", parameters.min_tokens), ("ignore_eos", parameters.ignore_eos)):
             if given:
                 raise RowError(
-                    f'"{key}" does not go with "{constraint["key"]}", which says where the answer ends; remove it'
+                    f'"{key}" cannot be combined with "{constraint["key"]}", which determines where the answer ends; '
+                    "remove it"
                 )
     return {"parameters": parameters, "constraint": constraint}
 

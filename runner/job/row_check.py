@@ -74,9 +74,8 @@ class RowCheck:
         request = resolve(row, len(tokens), self.spec, model_info)
         if request["min_tokens"] > request["max_tokens"]:
             least, most = request["min_tokens"], request["max_tokens"]
-            problem = (
-                f'"min_tokens" is {least} and at most {most} may be written ("max_tokens"); ask for fewer or allow more'
-            )
+            least, most = request["min_tokens"], request["max_tokens"]
+            problem = f'"min_tokens" is {least}, and "max_tokens" allows {most}; ask for fewer or allow more'
             return BadRow(row.custom_id, row.line, problem)
         prompt = tuple(map(int, tokens))
         # A prediction is a hint: one that the model's vocabulary lacks is ignored, not refused.
@@ -106,20 +105,24 @@ class RowCheck:
         """The grammar of a row's constraint and "", or "" and why it cannot be kept."""
         key, model_info = constraint["key"], self.model_info
         if not model_info.end_tokens:
-            return "", f'"{key}" cannot be kept: {model_info.name} has no token that ends a text; remove it'
+            return "", f'"{key}" cannot be enforced: {model_info.name} has no token that ends a text; remove it'
         if request["min_tokens"] or not set(model_info.end_tokens) & set(request["end_tokens"]):
             option = "--min-tokens" if request["min_tokens"] else "--ignore-eos"
-            return "", f'"{key}" says where the answer ends, and does not go with {option}; leave out one of the two'
+            return (
+                "",
+                f'"{key}" determines where the answer ends, and cannot be combined with {option}; leave out one of the two',
+            )
         inside = "reasoning" in request and request["reasoning"][2]
         whole = with_tool_form(constraint, self.markup, inside)
         if inside and whole is constraint:
             return "", (
-                f'"{key}" cannot be kept: the chat template begins the answer with the model\'s thoughts; ask it for none '
+                f'"{key}" cannot be enforced: the chat template begins the answer with the model\'s reasoning; turn '
+                "that off "
                 '("chat_template_kwargs": {"enable_thinking": false})'
             )
         assert whole is not None, "a row with tools is refused earlier if the model's form of calls is not known"
         grammar, problem = compiled[key_of(whole)]
-        return grammar, f'"{key}" cannot be kept: {problem}' if problem else ""
+        return grammar, f'"{key}" cannot be enforced: {problem}' if problem else ""
 
 
 def _length_problem(row: Request, length: int, model_info: ModelInfo) -> str | None:
@@ -138,15 +141,16 @@ def _length_problem(row: Request, length: int, model_info: ModelInfo) -> str | N
 def _vocabulary_problem(row: Request, tokens: tuple[int, ...], model_info: ModelInfo) -> str | None:
     if max(tokens) >= model_info.vocabulary and row.prompt_tokens is None:
         return (
-            f"the tokenizer of {model_info.name} makes the token id {max(tokens)} of the prompt, which the model does not "
-            f"know: it has {model_info.vocabulary}; mend its tokenizer.json, or leave that text out"
+            f"the tokenizer of {model_info.name} gives the prompt the token id {max(tokens)}, and the model's "
+            "vocabulary has "
+            f"{model_info.vocabulary} tokens; mend its tokenizer.json, or leave that text out"
         )
     if max(tokens) >= model_info.vocabulary:
         return f'"prompt": {max(tokens)} is not a token id of {model_info.name}, which has {model_info.vocabulary}'
     if model_info.texts_below is not None and max(tokens) >= model_info.texts_below:
         return (
-            f"the prompt has the token id {max(tokens)}, by which {model_info.name} sees or hears something: prompts are "
-            "texts; leave it out"
+            f"the prompt has the token id {max(tokens)}, which stands for an image or a sound in {model_info.name}: "
+            "prompts are texts; leave it out"
         )
     for token in row.parameters.logit_bias or ():
         if not TOKEN_ID.fullmatch(token) or int(token) >= model_info.vocabulary:

@@ -28,7 +28,7 @@ def write_lines(rows: object, file: IO[bytes], skip_bad: bool = False) -> str:
     if hasattr(rows, "to_pylist"):
         raise UsageError("the input is a table or a column of pyarrow; give its rows: input.to_pylist()")
     if isinstance(rows, set | frozenset):
-        raise UsageError("the input is a set, whose order is another in each program; give sorted(rows)")
+        raise UsageError("the input is a set, whose order differs from run to run; give sorted(rows)")
     if isinstance(rows, bytes) or not isinstance(rows, Iterable):
         raise UsageError(f"the input must be a path or rows (dicts or prompts), got {shown(rows)}")
     digest = hashlib.sha256()

@@ -99,7 +99,7 @@ class Source:
             stream: Stream = io.BufferedReader(raw, READ_AT_ONCE)
             kind = _compression(stream)
             if kind != self._expected and self._expected is not None and stream.peek(1):
-                raise UsageError(f"{self.name} does not hold {self._expected} data, which its name says; rename it")
+                raise UsageError(f"{self.name} holds no {self._expected} data, though its name says so; rename it")
             if kind == GZIP:
                 stream = io.BufferedReader(gzip.GzipFile(fileobj=stream), READ_AT_ONCE)
             elif kind == ZSTANDARD:

@@ -93,8 +93,8 @@ def table_of(out: Path | None, form: str | None) -> str | None:
         return None
     if (named := format_of(out)) is None and out.suffix and form != DATASET:
         raise UsageError(
-            f"--out: {out} names no form of table that is known: {', '.join(FORMATS)}; "
-            "or name a directory that is there, or one without a suffix"
+            f"--out: {out} does not end like a table (known forms are {', '.join(FORMATS)}); "
+            "name an existing directory, or a name without a suffix"
         )
     return named
 

@@ -25,10 +25,10 @@ from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.model_memory import ModelMemory
 from outrider.workers.models.reasoning import ReasoningTags
 
-DIED = "the process that reads models died; is there memory enough?"
+DIED = "the process that reads models died; is there enough memory?"
 UNUSABLE = (
     "the tokenizer of {} cannot be used: the process that tried it asked for more time or memory {} than any tokenizer "
-    f"needs ({MOST_BYTES >> 30} GB), or died; are its files whole, and is there memory enough?"
+    f"needs ({MOST_BYTES >> 30} GB), or died; are its files whole, and is there enough memory?"
 )
 TOO_MUCH = (
     "the model's tokenizer asked for more time or memory for this prompt than any tokenizer needs "

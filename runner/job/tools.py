@@ -190,8 +190,8 @@ def in_order_of_calls(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]
         elif (answered := message.get("tool_call_id")) is not None:
             if answered not in calls:
                 raise BadShape(
-                    f'messages[{index}]: "tool_call_id" is {shown(answered)}, and no call of the message before the '
-                    "answers of its tools has that id"
+                    f'messages[{index}]: "tool_call_id" is {shown(answered)}, and no call in the '
+                    "assistant's last message before it has that id"
                 )
             if answered in (earlier.get("tool_call_id") for earlier in ordered[begun:]):
                 raise BadShape(f'messages[{index}]: "tool_call_id" {shown(answered)} is answered already')

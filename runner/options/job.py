@@ -152,7 +152,7 @@ class JobSpec(ColumnOptions, Options):
         super().check_new()
         if self.format == "auto" and self.input.suffix.lower() in CONFIG_SUFFIXES:
             raise UsageError(
-                f"INPUT: {self.input} is called like a file of options: give it as --config {self.input}, or with "
+                f"INPUT: {self.input} has the name of a --config file: give it as --config {self.input}, or with "
                 "--format text where its lines are prompts"
             )
 

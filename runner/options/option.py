@@ -153,7 +153,7 @@ def build_options(
         raise UsageError(f'unknown option "{unknown[0]}"; known are {", ".join(known)}')
     from_file = {} if config_file is None else _options_of(kind, config_file)
     if twice := sorted(not_in_file & from_file.keys()):
-        raise UsageError(f"{config_file}: {twice[0]} is what the program gives that reads this file; leave it out")
+        raise UsageError(f"{config_file}: {twice[0]} is given by the program that reads this file; leave it out")
     for name in kind.overruled(options):
         from_file.pop(name, None)
     try:

@@ -83,11 +83,11 @@ def of_what_is_counted(memory: ReplicaMemory) -> str:
     a_token = "" if target.token else " a token"
     known = [f"{each.model.token / KIB:,.1f} KiB{a_token} ({role})" for role, each in processes if each.model.token]
     if target.first_tokens:
-        counted = f"of each row {target.first_tokens} tokens are counted; each one beyond takes {' + '.join(known)}"
+        counted = f"{target.first_tokens} tokens of each row are counted; each further one takes {' + '.join(known)}"
     elif target.token:
-        counted = f"keys and values of rows are not counted, of which each token takes {' + '.join(known)}"
+        counted = f"the rows' KV cache is not counted, of which each token takes {' + '.join(known)}"
     else:
-        counted = f"keys and values of rows are not counted{f' beside {known[0]}' if known else ''}"
+        counted = f"the rows' KV cache is not counted{f' beside {known[0]}' if known else ''}"
     return f"{counted}; --kv-bytes sets what is counted"
 
 

@@ -29,13 +29,13 @@ def merge(spec: MergeSpec) -> None:
     adapter = read_adapter(path)
     name = spec.model or adapter.base
     if not name:
-        raise UsageError(f"{path / CONFIG} does not name the model that it is of: name it with --model")
+        raise UsageError(f"{path / CONFIG} does not name its base model: give it with --model")
     try:
         base = find(name)
     except ModelError as error:
         if spec.model is not None:
             raise
-        raise ModelError(f"{path / CONFIG}: its model is not found here: {error}; --model names another place") from None
+        raise ModelError(f"{path / CONFIG}: its base model is not found: {error}; --model gives another place") from None
     with StatusLine(console()) as line:
         made = merging.merge(base, adapter, spec.out.absolute(), line.show)
     replaced = f", {counted(made.replaced, 'tensor')} replaced" if made.replaced else ""

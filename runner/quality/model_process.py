@@ -21,7 +21,7 @@ from outrider.runner.planning.placement_request import ModelSizes, PlacementRequ
 from outrider.runner.pool_of_one import pool_of_one
 from outrider.workers.errors import JobError, LeaseError
 
-DIED = "the process that held the model died; is there memory enough?"
+DIED = "the process that held the model died; is there enough memory?"
 MESSAGES_SECONDS = 0.2
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")

@@ -38,7 +38,7 @@ def quantize(spec: QuantizeSpec) -> None:
         raise UsageError(f"--method: {spec.method} is not for {spec.bits} bits; choose one of {known}")
     for option, given in (("--format", spec.format != "auto"), ("--skip-bad", spec.skip_bad)):
         if given and spec.calibration is None:
-            raise UsageError(f"{option} is about --calibration, which is not given: leave it out, or name a file")
+            raise UsageError(f"{option} applies to --calibration, which is not given: leave it out, or name a file")
     check_new_folder("--out", spec.out)
     with StatusLine(console()) as line, TokenizerProcess() as tokenizer_process:
         model_info, _ = tokenizer_process.prepare_scoring(spec.model, None, line.say)
@@ -48,7 +48,7 @@ def quantize(spec: QuantizeSpec) -> None:
         if spec.method != "rtn":
             windows = _windows(spec, model_info, tokenizer_process, line.say)
         elif spec.calibration is not None:
-            raise UsageError("--calibration: rtn rounds without any; leave it out, or choose another --method")
+            raise UsageError("--calibration: rtn needs none; leave it out, or choose another --method")
         asked = (spec.bits, spec.method, spec.group, tuple(windows))
         request = (model_info.path, out, *asked, model_info.digest, spec.allow_pickle)
         line.show("starting")
@@ -90,7 +90,7 @@ def evenly(tokens: Iterable[int], context: int, name: str) -> list[Tokens]:
     stream = list(islice(tokens, MOST_TOKENS))
     size = min(WINDOW, context, len(stream) // 2)
     if size < LEAST_WINDOW:
-        raise UsageError(f"--calibration: {name} has {len(stream):,} tokens, too few to go by; give some thousand")
+        raise UsageError(f"--calibration: {name} has {len(stream):,} tokens, too few for calibration; give some thousand")
     count = min(WINDOWS, len(stream) // size)
     starts = [index * (len(stream) - size) // max(1, count - 1) for index in range(count)]
     return [tuple(stream[start : start + size]) for start in starts]

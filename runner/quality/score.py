@@ -51,7 +51,7 @@ def score(spec: ScoreSpec, as_json: bool) -> None:
             # The first window is read now, so that an unusable input is refused before a model is loaded.
             first = next(windows, None)
             if first is None:
-                raise UsageError(f"{source.name} holds no two tokens that follow each other: there is nothing to predict")
+                raise UsageError(f"{source.name} holds no text of two tokens: there is nothing to predict")
             line.show("loading the model")
             sizes = ModelSizes(needed, target_pairs=sum((each.model.pairs for each in held), NO_PAIRS))
             with placed_process(sizes, PlacementRequest(spec.per, 1), spec.wait_for_cores, line.say) as process:
@@ -108,8 +108,7 @@ def _scored(
     # The perplexity may overflow even if the loss is finite.
     if not all(map(math.isfinite, (total.loss, total.divergence, total.perplexity, total.other_perplexity))):
         raise JobError(
-            "the model gives scores that are no finite numbers, or rules out what stands in the text: "
-            "try another --precision"
+            "the model's logits are not finite, or give a token of the text the probability 0: try another --precision"
         )
     return total
 

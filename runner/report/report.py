@@ -29,7 +29,7 @@ def write_report(journal: Journal, directory: Path, running: bool, out: Path | N
         drawn = page(gather(journal, directory, running)).encode(errors="backslashreplace").decode()
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         kept = f"{journal.path} or {directory / DESCRIPTION}"
-        raise JobError(f"{path} cannot be drawn: what {kept} holds is not what a job is ({first_line(error)})") from error
+        raise JobError(f"{path} cannot be drawn: {kept} does not hold a job's data ({first_line(error)})") from error
     write_atomically(path, [drawn])
     return path
 

@@ -44,7 +44,7 @@ def keys_of(path: Path | None, data: Path) -> tuple[Path, list[str]]:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{option}: {found} cannot be read: {why}") from None
     if about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"{option}: others may use {found}; make it its user's alone: chmod 600 {found}")
+        raise UsageError(f"{option}: other users can read or write {found}: chmod 600 {found}")
     if not keys:
         raise UsageError(f"{option}: {found} holds no key; write one a line")
     return found, keys
@@ -87,13 +87,13 @@ class Authentication:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if b"transfer-encoding" in headers and b"content-length" in headers:
             # A proxy in front of us might use the other header: request smuggling.
-            said = "the request says twice how long it is; leave out Content-Length or Transfer-Encoding"
+            said = "the request has both Content-Length and Transfer-Encoding; leave out one"
             await _refused(ApiError(400, said, "Content-Length"), {"Connection": "close"})(scope, receive, send)
             return
         # A health check may lack a Host header; a browser always sends one.
         nameless = b"host" not in headers and scope["path"] in OPEN
         if not nameless and not self._is_own_name(headers.get(b"host", b"").decode("latin-1")):
-            refusal = ApiError(421, "this server does not go by that name; see --hostname", "Host", "unknown_host")
+            refusal = ApiError(421, "this server does not have that host name; see --hostname", "Host", "unknown_host")
             await _refused(refusal)(scope, receive, send)
         elif scope["path"] in OPEN or self._has_key(scope, headers):
             await self._app(scope, receive, send)

@@ -28,7 +28,7 @@ async def pieces(request: Request, stopping: Event) -> AsyncGenerator[bytes, Non
                 coming, since = asyncio.ensure_future(anext(stream, None)), loop.time()
             if not (await asyncio.wait((coming,), timeout=LOOK_SECONDS))[0]:
                 if loop.time() - since > STALLED_SECONDS:
-                    raise ApiError(408, f"nothing of the request has come for {STALLED_SECONDS:.0f} s; send it anew")
+                    raise ApiError(408, f"no part of the request has arrived for {STALLED_SECONDS:.0f} s; send it again")
                 continue
             some, coming = coming.result(), None
             if some is None:

@@ -136,7 +136,7 @@ def _data_lock(data: Path) -> Iterator[None]:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(data / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except FileExistsError:
-        raise UsageError(f"--data: {data} is no directory, or a link that leads to none; name another") from None
+        raise UsageError(f"--data: {data} is not a directory, or is a broken link; name another") from None
     except OSError as error:
         raise UsageError(f"--data: {data} cannot be written: {error.strerror}") from None
     try:
@@ -164,7 +164,7 @@ def _listen(host: str, port: int) -> socket.socket:
         why = error.strerror or str(error)
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             raise UsageError(f'--host: "{host}" is no address of this machine ({why}); give another --host') from None
-        raise UsageError(f"--port: {host}:{port} cannot be listened at: {why}; give another --port") from None
+        raise UsageError(f"--port: cannot listen at {host}:{port}: {why}; give another --port") from None
 
 
 def _start(service: Service) -> None:

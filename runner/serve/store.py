@@ -110,7 +110,8 @@ class Store:
         for folder, ours in ((folders.files, FILE), (folders.batches, BATCH)):
             if folder.is_dir() and any(ours.fullmatch(each.name) for each in folder.iterdir()):
                 raise JobError(
-                    f"{self.path} is {'empty' if exists else 'not there'}, and {folder} holds what it knew: "
+                    f"{self.path} is {'empty' if exists else 'not there'}, and {folder} holds files or batches that "
+                    "it listed: "
                     "put back a copy of it, or name another directory with --data"
                 )
 

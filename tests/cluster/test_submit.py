@@ -106,7 +106,7 @@ def test_an_input_that_the_driver_does_not_see_is_said_at_once(head: Head) -> No
 def test_what_is_wrong_is_said_before_anything_is_sent(head: Head) -> None:
     assert "--max-tokens" in head.outrider("submit", "rows.jsonl", "--max-tokens", "0", code=2).stderr
     assert "No such option" in head.outrider("submit", "rows.jsonl", "--colour", "red", code=2).stderr
-    assert "has seen no job nothing" in head.outrider("logs", "nothing", code=2).stderr
+    assert "knows no job nothing" in head.outrider("logs", "nothing", code=2).stderr
     elsewhere = subprocess.run(
         [str(head.program), "list", "--address", "127.0.0.1:9"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What comes quantised is packed as it is: bit for bit what the checkpoint's form means, in no more bytes than it took."""
+"""Quantised checkpoints are packed without rounding: the bits of their format's definition, in no more bytes."""
 
 from dataclasses import replace
 

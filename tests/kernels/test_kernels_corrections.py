@@ -1,4 +1,4 @@
-"""Choices that are corrected by what the engine is told of earlier ones: for drafts, whose choices are guesses."""
+"""Corrections of a draft's logits by the target's earlier choices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

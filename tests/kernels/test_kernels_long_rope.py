@@ -1,4 +1,4 @@
-"""Rows that grow beyond the length up to which the usual frequencies of rope hold, and come back."""
+"""Rows that pass the length at which rope changes its frequencies, and are truncated below it again."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The compiled packer against the NumPy definition, and what packing may lose."""
+"""The compiled packer against its NumPy definition, and the error bounds of packing."""
 
 import ctypes
 import re

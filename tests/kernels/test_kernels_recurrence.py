@@ -1,4 +1,4 @@
-"""States that no truncation brings back: whatever rows are fed, truncated to and forked at, they are as if read at once."""
+"""Recurrent states: rows that are fed, truncated and forked in any way equal rows that are read at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vectors under the kernels: every way in which they are written makes the same bits."""
+"""The vectors under the kernels: each implementation gives the same bits."""
 
 from __future__ import annotations
 

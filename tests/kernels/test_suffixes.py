@@ -1,4 +1,4 @@
-"""What texts that repeat themselves go on with: matches, chances that are learned, bounds, and whatever rows come."""
+"""The suffix index: matches, learned probabilities, bounds of memory, and any order of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constraints that cannot be kept, and such without an end; test_end_to_end_sampling.py has those that hold."""
+"""Constraints that are refused or have no end, on a real Ray; test_end_to_end_sampling.py has those that hold."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_a_schema_that_cannot_be_compiled_is_its_rows_error_and_one_without_end_
     assert done.returncode == 3, done.stderr
     errors = [json.loads(line)["error"]["message"] for line in (tmp_path / "job" / "errors.jsonl").read_text().splitlines()]
     assert [error.split(": ")[:2] for error in errors] == [
-        ["in.jsonl:1", '"structured_outputs" cannot be kept'],
-        ["in.jsonl:2", '"structured_outputs" cannot be kept'],
+        ["in.jsonl:1", '"structured_outputs" cannot be enforced'],
+        ["in.jsonl:2", '"structured_outputs" cannot be enforced'],
     ]
     choices = [
         json.loads(line)["response"]["body"]["choices"][0]

@@ -1,4 +1,4 @@
-"""The embedded Ray as it is: where it lives, who can reach it, and what is left of it."""
+"""The local Ray: its folders, its listeners, and that nothing of it is left after a job."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_ray_that_would_listen_everywhere_is_refused_and_ended() -> None:
     assert re.search(
         r"listens beyond the loopback address although it was told not to \(at (0\.0\.0\.0|::):\d", deaf.stdout
     ), deaf
-    assert deaf.stdout.endswith(": it has been ended\n[]\n")
+    assert deaf.stdout.endswith(": Ray was stopped again\n[]\n")
 
 
 @pytest.mark.oldest_ray

@@ -1,4 +1,4 @@
-"""A head on the target's hidden states across actors: the job writes what a job without a draft does."""
+"""A head on the target's hidden states across actors: the job's texts equal those of a job without a draft."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_assisted_text_is_plain_text(undisturbed: Path, tmp_path: Path) -> None:
 
 def test_what_a_head_cannot_go_with_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for arguments, sentence in [
-        (("--engine", "hf"), "which only the native engine hands out and reads"),
+        (("--engine", "hf"), "which only the native engine supports"),
         (("-m", "pocket-head"), "which can only be a draft"),
         (("-m", "pocket-draft"), "it reads states of 256 numbers, the target's have 128"),
     ]:

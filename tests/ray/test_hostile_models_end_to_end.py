@@ -46,7 +46,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "asked for more time or memory for a prompt of one letter than",
     ),
     "a vast tokenizer": (lambda model: os.truncate(model / TOKENIZER, 1 << 30), f"{TOKENIZER} is larger than 256 MB"),
-    "weights that are a pipe": (pipe, f"{WEIGHTS} is a pipe, where an ordinary file is needed"),
+    "weights that are a pipe": (pipe, f"{WEIGHTS} is a pipe, where a regular file is needed"),
 }
 
 

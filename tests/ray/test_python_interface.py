@@ -1,4 +1,4 @@
-"""The Python interface on real models and a real Ray: scripts, threads, notebooks, beside a Ray of the caller's own."""
+"""The Python interface on real models and a real Ray: scripts, threads, notebooks, and the caller's own Ray."""
 
 from __future__ import annotations
 

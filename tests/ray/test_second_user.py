@@ -1,4 +1,4 @@
-"""A second user of the host, made and removed here, beside a running job: he finds nothing to read, write or delete."""
+"""A second user of the host, made and removed here, cannot read, write or delete anything of a running job."""
 
 from __future__ import annotations
 

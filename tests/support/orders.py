@@ -257,7 +257,7 @@ class World:
             return self.lost is not None
         if type(error) is JobError:
             # Replicas are given up after three deaths each; or there was no place for any replica.
-            return "has had a place" in str(error) if not self.deaths else True
+            return "has had cores" in str(error) if not self.deaths else True
         return type(error) in self.allowed
 
     def _agree_on_path(self, path: dict[str, str]) -> None:

@@ -131,7 +131,8 @@ def test_a_token_that_stands_for_a_picture_is_named(journal: Journal, monkeypatc
     monkeypatch.setitem(globals(), "MODEL_INFO", replace(MODEL_INFO, texts_below=90))
     _, found = problems(journal, lines({"id": "a", "prompt": [3, 89]}, {"id": "b", "prompt": [3, 90, 1]}))
     assert found == [
-        "in.jsonl:2: the prompt has the token id 90, by which tiny sees or hears something: prompts are texts; leave it out"
+        "in.jsonl:2: the prompt has the token id 90, which stands for an image or a sound in tiny: prompts are texts; "
+        "leave it out"
     ]
 
 
@@ -140,8 +141,8 @@ def test_a_token_that_stands_for_a_picture_is_named(journal: Journal, monkeypatc
     [
         (
             {"prompt": "a\N{SNOWMAN}"},
-            "in.jsonl:1: the tokenizer of tiny makes the token id 9731 of the prompt, which the model does not know: "
-            "it has 100; mend its tokenizer.json, or leave that text out",
+            "in.jsonl:1: the tokenizer of tiny gives the prompt the token id 9731, and the model's vocabulary has "
+            "100 tokens; mend its tokenizer.json, or leave that text out",
         ),
         ({"prompt": [5, 100]}, 'in.jsonl:1: "prompt": 100 is not a token id of tiny, which has 100'),
         (
@@ -160,11 +161,11 @@ def test_a_token_that_stands_for_a_picture_is_named(journal: Journal, monkeypatc
         ),
         (
             {"prompt": "a", "min_tokens": 5, "max_tokens": 4},
-            'in.jsonl:1: "min_tokens" is 5 and at most 4 may be written ("max_tokens"); ask for fewer or allow more',
+            'in.jsonl:1: "min_tokens" is 5, and "max_tokens" allows 4; ask for fewer or allow more',
         ),
         (
             {"prompt": "a" * 15, "min_tokens": 6},
-            'in.jsonl:1: "min_tokens" is 6 and at most 5 may be written ("max_tokens"); ask for fewer or allow more',
+            'in.jsonl:1: "min_tokens" is 6, and "max_tokens" allows 5; ask for fewer or allow more',
         ),
     ],
 )

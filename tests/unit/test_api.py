@@ -1,4 +1,4 @@
-"""The Python interface before any model loads: what it takes, what it refuses, and what it reads of a job."""
+"""The Python interface without models: accepted inputs and options, refusals, and reading a job's results."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_rows_become_lines_and_the_same_rows_the_same_lines(rows: Any, lines: li
         ([], "the input has no rows"),
         (5, r"the input must be a path or rows \(dicts or prompts\), got 5"),
         (b"prompts.txt", "the input must be a path or rows"),
-        ({"a", "b"}, r"the input is a set, whose order is another in each program; give sorted\(rows\)"),
+        ({"a", "b"}, r"the input is a set, whose order differs from run to run; give sorted\(rows\)"),
         (frozenset("a"), "the input is a set"),
         (SimpleNamespace(to_pylist=list), r"of pyarrow; give its rows: input.to_pylist\(\)"),
     ],
@@ -189,8 +189,8 @@ def test_options_are_refused_before_rows_are_made(tmp_path: Path, monkeypatch: p
 
     for options, said in (
         ({"max_token": 1}, 'unknown option "max_token"'),
-        ({"format": "text"}, "--format: rows are written as lines of JSON"),
-        ({"config": "c.yaml"}, "^c.yaml: input is what the program gives that reads this file; leave it out$"),
+        ({"format": "text"}, "--format: rows from a program are lines of JSON"),
+        ({"config": "c.yaml"}, "^c.yaml: input is given by the program that reads this file; leave it out$"),
     ):
         with pytest.raises(UsageError, match=said):
             outrider.run(rows(), **options)
@@ -207,7 +207,7 @@ def test_options_are_refused_before_rows_are_made(tmp_path: Path, monkeypatch: p
         (["a"], {"out": b"x"}, "--out: must be a text, got b'x'"),
         (["a"], {"draft_tokens": True}, "--draft-tokens: must be a whole number from 0 to 64"),
         (["a"], {"draft": Path("x"), "draft_tokens": 99}, "--draft-tokens: must be a whole number from 0 to 64"),
-        (["a"], {"format": "text"}, "--format: rows are written as lines of JSON"),
+        (["a"], {"format": "text"}, "--format: rows from a program are lines of JSON"),
         (["a"], {"config": "none.yaml"}, "--config: none.yaml cannot be read: No such file or directory"),
         ("", {}, "INPUT: must be a name that is not empty"),
         ("-", {}, "INPUT: - is this program's own"),
@@ -246,12 +246,10 @@ class FullDisk(io.BytesIO):
 
 
 def test_rows_and_options_that_find_no_room_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        JobError, match=r"the rows cannot be kept in a temporary file: No space left on device; name .* TMPDIR"
-    ):
+    with pytest.raises(JobError, match=r"the rows cannot be kept in a temporary file: No space left on device; set TMPDIR"):
         write_lines(["a"] * 3, FullDisk())
     monkeypatch.setattr(job_process, "temporary_file", FullDisk)
-    with pytest.raises(JobError, match=r"the options cannot be kept in a temporary file: No space left on device; name"):
+    with pytest.raises(JobError, match=r"the options cannot be kept in a temporary file: No space left on device; set"):
         job_process.JobProcess(JobSpec(input=Path("in.jsonl")))
 
     def broken() -> Iterator[str]:
@@ -264,7 +262,7 @@ def test_rows_and_options_that_find_no_room_are_a_sentence(monkeypatch: pytest.M
 
 def test_without_a_place_for_temporary_files_it_is_a_sentence_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    with pytest.raises(JobError, match=r"a temporary file cannot be made: No such file or directory; name .* TMPDIR"):
+    with pytest.raises(JobError, match=r"a temporary file cannot be made: No such file or directory; set TMPDIR"):
         outrider.run(["a"])
 
 
@@ -355,7 +353,7 @@ def test_a_process_whose_exit_code_is_lost_has_not_succeeded(program: str, monke
         with pytest.raises(JobError) as caught:
             process.check()
         assert str(caught.value) == (
-            f"the process of the job ended without a word of how{said}; the same call goes on with it"
+            f"the process of the job ended without saying how{said}; the same call goes on with it"
         )
         process = child("tell(ended=3); sys.exit(3)", monkeypatch)
         assert process.follow(lambda event: None)
@@ -835,7 +833,7 @@ def test_a_table_is_written_as_its_name_says(directory: Path, name: str) -> None
     if name == "x.CSV.gz":  # which says nothing
         assert job.to_jsonl(directory / name).exists()
         return
-    said = f"{name} is called otherwise than the jsonl that is to be written to it; give another name"
+    said = f"{name} does not end like a file of jsonl; give another name"
     with pytest.raises(UsageError, match=said):
         job.to_jsonl(directory / name)
     assert not (directory / name).exists()

@@ -128,7 +128,7 @@ def test_a_cluster_whose_head_does_not_answer_is_said_to_be_so(listens: bool, mo
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         if not listens:
             silent.close()
-        unanswered = pytest.raises(JobError, match=f"nobody has answered at {address} for 0.1 s; is the cluster up")
+        unanswered = pytest.raises(JobError, match=f"no answer from {address} for 0.1 s; is the cluster up")
         with unanswered, joined_ray(address, patience=0.1):
             pass
 

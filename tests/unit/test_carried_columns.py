@@ -1,4 +1,4 @@
-"""Columns that go through a job: kept in its journal with their types, and beside each row in every form of the results."""
+"""Carried columns: stored in the journal with their types, and written beside each row in every form of the results."""
 
 from __future__ import annotations
 
@@ -519,7 +519,10 @@ def test_the_command_writes_tables(
     assert format_of(Path("a.jsonl.zst")) == JSONL
     for name, words in (("a.xlsx", ()), ("a.gz", ()), ("a.txt", ("--format", "csv")), ("a.json", ("--format", "openai"))):
         code, said = results("-o", name, *words)
-        assert code == 2 and f"--out: {name} names no form of table that is known: .parquet, .csv, .jsonl, .ndjson;" in said
+        assert (
+            code == 2
+            and f"--out: {name} does not end like a table (known forms are .parquet, .csv, .jsonl, .ndjson" in said
+        )
         assert not Path(name).exists()
     Path("v1.2").mkdir()
     assert results("-o", "v1.2", "--format", "csv") == (0, "v1.2/results.csv")

@@ -1,4 +1,4 @@
-"""Charts: where everything lies, and that what is drawn of it is escaped."""
+"""Charts of report.html: the positions of their parts, and escaped text."""
 
 from __future__ import annotations
 

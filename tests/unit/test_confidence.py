@@ -1,4 +1,4 @@
-"""What a draft believes of its own guesses, and what it does with that."""
+"""The draft's estimate of its acceptance by margins and rows, and the candidates that it leaves out by it."""
 
 from __future__ import annotations
 

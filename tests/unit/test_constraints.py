@@ -1,4 +1,4 @@
-"""Answers that must be something: which tokens may come, and the same text assisted or not, in any batch, resumed too."""
+"""Constrained answers: which tokens are allowed, and the same text with a draft or without, in any batch, resumed too."""
 
 from __future__ import annotations
 
@@ -422,8 +422,8 @@ def test_where_the_model_has_no_token_for_it_the_row_fails_and_says_so() -> None
     target.verifier.add([hopeless, Row(1, (1, 2), 9, Sampling(grammar="{}"))])
     ended = [result for _ in range(4) for result in target.verifier.round()]
     failures = {result.key: result.message for result in ended if isinstance(result, RowFailure)}
-    assert failures[0] == "behind 0 tokens none that the model can write fits what the answer must be"
-    assert failures[1].startswith("what the answer must be is not usable: it cannot be compiled")
+    assert failures[0] == "after 0 tokens no token of the model satisfies the row's constraint"
+    assert failures[1].startswith("the row's constraint cannot be used: it cannot be compiled")
 
 
 def test_a_text_may_hold_the_name_of_a_special_token() -> None:
@@ -440,7 +440,7 @@ def test_a_text_may_hold_the_name_of_a_special_token() -> None:
     [
         ({"kind": "json", "value": {"type": "objekt"}}, "it cannot be compiled: "),
         ({"kind": "json", "value": {"properties": {"a": {"type": "string", "format": "nonsense"}}}}, "it cannot be"),
-        ({"kind": "json", "value": {"uniqueItems": False}}, '"uniqueItems" at # of the schema cannot be kept'),
+        ({"kind": "json", "value": {"uniqueItems": False}}, '"uniqueItems" at # of the schema cannot be enforced'),
         ({"kind": "json", "value": False}, "it cannot be compiled: "),
         ({"kind": "json", "value": {"x-guidance": {"lenient": True}}}, '"x-guidance" of a schema holds .* "lenient"'),
         ({"kind": "json", "value": {"x-guidance": 3}}, '"x-guidance" of a schema holds'),
@@ -456,7 +456,7 @@ def test_a_text_may_hold_the_name_of_a_special_token() -> None:
         ({"kind": "grammar", "value": 'start: x\nx[stop="]", temperature=1]: /a+/'}, "the grammar's attribute"),
         (
             {"kind": "grammar", "value": 'start: "a" %json {"minlength": 3}'},
-            '"minlength" at # of the schema cannot be kept',
+            '"minlength" at # of the schema cannot be enforced',
         ),
         ({"kind": "grammar", "value": 'start: %json {"x-guidance": {"lenient": true}}'}, '"x-guidance" of a schema holds'),
         ({"kind": "grammar", "value": "start: %json {"}, "the grammar cannot be read"),
@@ -505,7 +505,7 @@ TEXT = {"type": "string"}
 def test_what_the_library_would_leave_out_of_a_schema_is_named(schema: dict[str, object], place: str) -> None:
     with pytest.raises(BadConstraint) as refused:
         grammar_of({"kind": "json", "value": schema})
-    assert str(refused.value) == f"{place} of the schema cannot be kept; correct its spelling or remove it"
+    assert str(refused.value) == f"{place} of the schema cannot be enforced; correct its spelling or remove it"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One table of counters: what is made from it keeps the names that people's programs know."""
+"""The table of counters: the names of metrics and of job.json's keys, which are made from it, do not change."""
 
 from __future__ import annotations
 

@@ -337,13 +337,16 @@ def test_a_plan_is_for_the_precision_of_the_run(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "notes"),
     [
-        (["-m", "known"], ["of each row 256 tokens are counted; each one beyond takes 6.0 KiB (target) + 6.0 KiB (draft)"]),
+        (
+            ["-m", "known"],
+            ["256 tokens of each row are counted; each further one takes 6.0 KiB (target) + 6.0 KiB (draft)"],
+        ),
         (
             ["-m", "known", "--draft", "none"],
-            ["of each row 256 tokens are counted; each one beyond takes 6.0 KiB (target)"],
+            ["256 tokens of each row are counted; each further one takes 6.0 KiB (target)"],
         ),
-        (["-m", "strange", "--draft", "none"], ["keys and values of rows are not counted"]),
-        (["-m", "strange"], ["keys and values of rows are not counted beside 6.0 KiB a token (draft)"]),
+        (["-m", "strange", "--draft", "none"], ["the rows' KV cache is not counted"]),
+        (["-m", "strange"], ["the rows' KV cache is not counted beside 6.0 KiB a token (draft)"]),
         (["-m", "known", "--kv-bytes", "9"], []),
         (["--model-bytes", "9"], []),
     ],

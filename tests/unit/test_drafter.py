@@ -1,4 +1,4 @@
-"""The draft's loop: what it remembers, what it forgets, and that it never breaks on what it is told."""
+"""The draft's loop: the state that it keeps for rows, and that no request or cancellation breaks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/drafts.py: what it makes of turns; each kind of draft runs through it and writes what plain decoding does."""
+"""benchmarks/drafts.py: its figures from recorded turns; with each kind of draft it writes the texts of plain decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's loop, over replicas and a Ray that do at once what they are told."""
+"""The driver's loop, over fake replicas and a fake Ray that answer at once."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, j
             "its process died; if memory was short, a smaller --batch, fewer --replicas or a smaller --draft needs less, "
             "and in a new job a smaller --precision or a smaller --max-tokens; ",
         ),
-        (RayActorError(), 1, "its process died while the kernel ended processes for want of memory; a smaller --batch"),
+        (RayActorError(), 1, "its process died while the kernel was killing processes to free memory; a smaller --batch"),
         (OutOfMemoryError("1.2GB"), 0, "Ray ended its process because the machine ran short of memory; a smaller --batch"),
     ],
 )
@@ -329,7 +329,7 @@ def test_a_replica_that_memory_is_too_short_for_goes_on_with_fewer_rows_at_once(
 
 
 FULL = (
-    "its process died; /dev/shm has only 64 KiB free, and where it is full processes die: remove what lies there, or "
+    "its process died; /dev/shm has only 64 KiB free, and processes die when it is full: remove files from it, or "
     "make it larger (docker run --shm-size=4g)"
 )
 
@@ -360,7 +360,7 @@ def test_a_draft_that_dies_beside_a_full_shared_memory_is_told_with_that(
     world.draft_deaths = lifecycle.MOST_DRAFT_DEATHS
     made = driver(journal)
     made.run()
-    assert f"replica 0 goes on without a draft, which died again and again: {FULL}" in made.counters.notes
+    assert f"replica 0 goes on without a draft, which died 5 times: {FULL}" in made.counters.notes
 
 
 def test_kills_on_this_machine_say_nothing_of_another(

@@ -154,7 +154,7 @@ def test_a_job_without_any_place_gives_up_in_the_end(world: World, journal: Jour
     world.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
     made = driver(journal, patience=-1.0)
     made._drain = NoEvent()  # type: ignore[assignment]
-    with pytest.raises(JobError, match="no replica has had a place for"):
+    with pytest.raises(JobError, match="no replica has had cores for"):
         made.run()
 
 

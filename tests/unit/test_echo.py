@@ -1,4 +1,4 @@
-"""`echo`: the prompt comes back with the answer, and with `logprobs` what the model thought of each of its tokens."""
+"""`echo`: the prompt is returned before the answer, and with `logprobs` also the log-probabilities of its tokens."""
 
 from __future__ import annotations
 

@@ -115,5 +115,5 @@ def test_a_working_directory_that_is_gone_is_one_sentence(command: str, tmp_path
     begin = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && exec {sys.executable} -P -c '{program}' {command}"
     done = subprocess.run(["bash", "-c", begin], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1] == "outrider: the working directory is gone: cd to one that is there"
+    assert done.stderr.splitlines()[-1] == "outrider: the working directory no longer exists: cd to one that does"
     assert "Traceback" not in done.stderr

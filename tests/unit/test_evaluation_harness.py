@@ -1,4 +1,4 @@
-"""`python examples/evaluation_harness.py` without the harness itself: what it asks of a job, and makes of its answers."""
+"""`python examples/evaluation_harness.py` without the harness: the jobs that it runs, and the answers that it returns."""
 
 from __future__ import annotations
 

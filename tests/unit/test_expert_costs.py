@@ -1,4 +1,4 @@
-"""What a pass over a mixture of experts costs by the experts that its tokens need, and how many they are asked to need."""
+"""The forecast of a pass over a mixture of experts: the number of experts that its tokens need together."""
 
 from __future__ import annotations
 

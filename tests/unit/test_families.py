@@ -35,8 +35,8 @@ def test_program_computes_what_transformers_computes(name: str) -> None:
         ({"model_type": "gemma9"}, "does not know the family 'gemma9'"),
         ({"attn_logit_softcapping": 50.0}, 'does not know "attn_logit_softcapping": 50.0'),
         # Neither says "not used": without a word, tokens see only those before them.
-        ({"is_causal": False}, 'with "is_causal": False a token sees those behind it'),
-        ({"is_causal": None}, 'with "is_causal": None a token sees those behind it'),
+        ({"is_causal": False}, 'with "is_causal": False tokens attend to later ones'),
+        ({"is_causal": None}, 'with "is_causal": None tokens attend to later ones'),
         ({"partial_rotary_factor": 0.5}, 'does not know "partial_rotary_factor": 0.5'),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2}}, "does not know the rope type 'longrope'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 500.0}}}, "by type of layer ('full_attention')"),

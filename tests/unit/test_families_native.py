@@ -1,4 +1,4 @@
-"""Every family on the kernels against transformers in float32: lossy formats within what their rounding costs."""
+"""Every family on the native engine against transformers in float32; lossy formats within the error of their rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rounds took against what they should have taken."""
+"""Measured times of rounds against their forecasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame: a light command line, a package beside other people's, kernels that match their binding, builds that work."""
+"""The package: light imports, no clash with other packages, a library that matches its binding, working builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3n: what its configurations may say, and tokens that its layers' table does not have."""
+"""Gemma 3n: keys of config.json that are refused, and tokens outside the table of per-layer embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 4: what its configurations may say of their layers, and what its checkpoints hold beyond what is computed."""
+"""Gemma 4: keys of config.json about layers, and tensors of its checkpoints that outrider does not use."""
 
 from __future__ import annotations
 

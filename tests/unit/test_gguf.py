@@ -1,4 +1,4 @@
-"""GGUF files: what they say is held against what they are, and the tokenizer inside is the model's own."""
+"""GGUF files: metadata is checked against tensors and file size, and the tokenizer in the file is the model's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each dense architecture of GGUF files computes what the checkpoint computes that the file was made from."""
+"""Each dense GGUF architecture computes the logits of the checkpoint that the file was converted from."""
 
 from __future__ import annotations
 

@@ -887,9 +887,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "experts and what stands beside them of two widths": (
         "hunyuan-moe",
         {"expert_feed_forward_length": 48},
-        "experts of 48 columns, beside which not one other",
+        "experts of 48 columns, and not exactly one shared expert",
     ),
-    "two shared experts": ("hunyuan-moe", {"expert_shared_count": 2}, "experts of 40 columns, beside which not one other"),
+    "two shared experts": (
+        "hunyuan-moe",
+        {"expert_shared_count": 2},
+        "experts of 40 columns, and not exactly one shared expert",
+    ),
     "a width of shared experts": ("exaone-moe", {"expert_shared_feed_forward_length": 56}, "are not 2 of 40 columns"),
     "another base for windows": (
         "exaone-moe",

@@ -1,4 +1,4 @@
-"""A model in several GGUF files is the model in one; what is missing, misnamed or of another model is refused."""
+"""A model in several GGUF files equals the model in one file; missing, misnamed and foreign files are refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_later_file_names_the_first(parts: list[Path]) -> None:
 
 def test_a_file_that_was_given_another_name_is_refused(parts: list[Path], tmp_path: Path) -> None:
     other = parts[0].rename(tmp_path / "mine.gguf")
-    with pytest.raises(ModelError, match="give them back the names"):
+    with pytest.raises(ModelError, match="restore the names"):
         read_model_info(str(other))
 
 

@@ -315,7 +315,7 @@ def refused(target: Path, head: Path) -> str:
     [
         ({"target_hidden_size": 64}, "it reads states of 64 numbers, the target's have 96"),
         ({"vocab_size": 300}, "it was made for 300 tokens, the target has 203"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, "it reads what comes into layer 4, the target has layers 0 to 3"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, "it reads the input of layer 4, the target has layers 0 to 3"),
         ({"eagle_aux_hidden_state_layer_ids": ["1"]}, "must be a list of layers"),
         ({"parallel_drafting": True}, 'a head that proposes in parallel ("parallel_drafting") is not supported'),
         ({"architectures": ["EagleLlamaForCausalLM"]}, "'EagleLlamaForCausalLM' is not supported; EAGLE-3's are"),
@@ -327,7 +327,7 @@ def refused(target: Path, head: Path) -> str:
         ),
         (
             {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}},
-            "it reads what comes into layer 4, the target has layers 0 to 3",
+            "it reads the input of layer 4, the target has layers 0 to 3",
         ),
     ],
 )
@@ -383,7 +383,7 @@ def test_other_heads_of_speculators_are_refused_by_name(
         ({"num_hidden_layers": 2}, "a head of 2 layers is not supported"),
         ({"sliding_window": 7, "use_sliding_window": True}, "a head with a sliding window is not supported"),
         ({"hidden_act": "tanh"}, 'does not know the activation "tanh"'),
-        ({"is_causal": False}, 'with "is_causal": False a token sees those behind it'),
+        ({"is_causal": False}, 'with "is_causal": False tokens attend to later ones'),
         ({"model_type": "gemma2"}, "a head with a layer of 'gemma2' is not supported"),
     ],
 )
@@ -405,7 +405,7 @@ def test_a_target_whose_states_are_not_to_be_had_is_refused(tmp_path: Path) -> N
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     head = tiny_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 1])
-    assert "whose states the native engine does not hand out" in refused(path, head)
+    assert "whose hidden states the native engine does not return" in refused(path, head)
 
 
 def changed(head: Path, **tensors: torch.Tensor | None) -> Path:

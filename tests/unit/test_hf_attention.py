@@ -1,4 +1,4 @@
-"""What the hf engine's attention is told: honoured as transformers' own attention does, or refused by its name."""
+"""Arguments of attention on the hf engine: followed as transformers' own attention does, or refused by name."""
 
 from __future__ import annotations
 

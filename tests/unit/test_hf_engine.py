@@ -154,7 +154,7 @@ def test_a_model_with_a_state_runs_one_row_at_a_time_and_says_why(tmp_path):
 def test_a_model_whose_tokens_look_ahead_is_refused_before_its_weights_are_read(tmp_path):
     folder = save(tmp_path, "bert", {**SMALL, "intermediate_size": 48})
     (folder / "model.safetensors").write_bytes(safe_nothing(folder / "model.safetensors"))
-    with pytest.raises(ModelError, match=r"\(bert\) cannot be run by the hf engine: its tokens see those that come after"):
+    with pytest.raises(ModelError, match=r"\(bert\) cannot be run by the hf engine: its tokens attend to later ones"):
         load_hf(ModelSpec(str(folder), "hf", "fp32"))
 
 
@@ -191,7 +191,9 @@ def test_weights_that_transformers_does_not_find_are_refused_beforehand(tmp_path
     check_weights(str(folder), "hf")
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     check_weights(str(folder), "native")
-    with pytest.raises(ModelError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json, by which"):
+    with pytest.raises(
+        ModelError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json, which the hf"
+    ):
         check_weights(str(folder), "hf")
 
 

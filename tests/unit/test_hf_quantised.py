@@ -299,7 +299,7 @@ def test_a_library_that_fails_in_its_own_way_is_one_sentence(tmp_path: Path, mon
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: (model, {}))
     with pytest.raises(
         ModelError,
-        match=r"cannot be computed in bf16 as it comes quantised \(AssertionError\); choose another .*, such as fp32",
+        match=r"is quantised and cannot be computed in bf16 \(AssertionError\); choose another .*, such as fp32",
     ):
         load_hf(ModelSpec(str(path), "hf", "bf16"))
 
@@ -310,7 +310,10 @@ def test_a_library_that_makes_nothing_of_the_checkpoint_is_not_run(tmp_path: Pat
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     model.hf_quantizer = object()
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: (model, {"missing_keys": {"b", "a"}}))
-    with pytest.raises(ModelError, match=r'makes no weights for 2 names, first "a": its library may need another one'):
+    with pytest.raises(
+        ModelError,
+        match=r'makes no weights for 2 names of the quantised checkpoint, first "a": its library may need another',
+    ):
         load_hf(ModelSpec(str(path), "hf", "bf16"))
 
 

@@ -1,4 +1,4 @@
-"""Which hosts take part, and how raylets of one host share its cores."""
+"""The choice of hosts for a job, and the division of a host's cores among its raylets."""
 
 from __future__ import annotations
 
@@ -272,7 +272,9 @@ def test_a_host_may_read_its_weights_for_an_hour(
     plans = there.hosts_of_a_job(big).open(0.0)
     assert {plan.target.node for plan in plans} == {"quick", "slow"}
     assert there.now >= AN_HOUR
-    assert there.said == ["slow (10.0.0.1, slow) reads 3.0 GB of weights to know them; once, if its cache can be written"]
+    assert there.said == [
+        "slow (10.0.0.1, slow) reads 3.0 GB of weights to hash them; only once, if its cache can be written"
+    ]
 
 
 def test_all_that_is_wrong_with_hosts_is_listed_together(
@@ -343,7 +345,9 @@ def test_a_host_that_joins_is_used_when_it_has_read_its_weights_and_others_are_w
     for _ in range(10):
         hosts._step()
     assert joined(hosts) == []
-    assert there.said == ["slow (10.0.0.1, slow) reads 3.0 GB of weights to know them; once, if its cache can be written"]
+    assert there.said == [
+        "slow (10.0.0.1, slow) reads 3.0 GB of weights to hash them; only once, if its cache can be written"
+    ]
     there.hosts += ["second"]
     hosts._step()
     assert joined(hosts) == ["second"]

@@ -111,7 +111,7 @@ def zipped(pickled_: bytes) -> Callable[[Path], None]:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a pipe": (instead(os.mkfifo), "is a pipe, where an ordinary file is needed"),
+    "a pipe": (instead(os.mkfifo), "is a pipe, where a regular file is needed"),
     "a pipe for a configuration": (instead(os.mkfifo, CONFIG), "is a pipe"),
     "a pipe for generation settings": (instead(os.mkfifo, "generation_config.json"), "is a pipe"),
     "a pipe for a tokenizer": (instead(os.mkfifo, "tokenizer.json"), "is a pipe"),
@@ -128,7 +128,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "offsets backwards": (header(a=tensor(16, 0, [4])), "lies at 16 to 0"),
     "overlapping weights": (header(a=tensor(0, 64, [16]), b=tensor(32, 64, [8])), "overlaps another"),
     "a hole": (header(a=tensor(32, 64, [8])), "leaves 32 bytes before it to nobody"),
-    "surplus bytes": (header(a=tensor(0, 32, [8])), "its header tells of"),
+    "surplus bytes": (header(a=tensor(0, 32, [8])), "its header says"),
     "too few bytes": (header(a=tensor(0, 128, [32])), "is truncated"),
     "a size that wraps": (header(a=tensor(0, 64, [1 << 32, 1 << 32, 16])), "needs others"),
     "a negative shape": (header(a=tensor(0, 64, [-4, -4])), "has no shape"),

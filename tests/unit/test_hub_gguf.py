@@ -1,4 +1,4 @@
-"""GGUF models of the hub, named by repository and type or file: which files are fetched, and found again."""
+"""GGUF models of the hub, named by repository and type or file: the files that are fetched, and found in the cache."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_another_type_in_the_cache_is_not_this_one(hub: GgufHub) -> None:
     hub.has("Q8_0.gguf")
     hub.offline(True)
     assert message("org/big:BF16").startswith('"org/big:BF16" is neither a directory nor in the local cache')
-    with pytest.raises(ModelError, match='"org/big:BF16" is not on this machine, and a plan fetches nothing'):
+    with pytest.raises(ModelError, match='"org/big:BF16" is not on this machine, and a plan downloads nothing'):
         find("org/big:BF16", fetch=False)
 
 

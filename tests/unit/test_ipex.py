@@ -1,4 +1,4 @@
-"""Intel's extension, held by a stand-in: the model goes through it where it should, and what says so is true."""
+"""Intel's extension, replaced by a fake: which models go through it, and what job.json says of it."""
 
 from __future__ import annotations
 

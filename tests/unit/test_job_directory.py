@@ -1,4 +1,4 @@
-"""Who holds a job, and whether what is asked now is the same job."""
+"""A job's directory: its lock, and whether a command asks for the same job that the directory holds."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_directory_that_was_made_for_nothing_is_removed(tmp_path: Path) -> Non
 def test_an_out_that_is_no_directory_is_called_that(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    said = rf"^--out: {tmp_path / name} is no directory, or a link that leads to none; name another$"
+    said = rf"^--out: {tmp_path / name} is not a directory, or is a broken link; name another$"
     with pytest.raises(UsageError, match=said), job_lock(tmp_path / name):
         raise AssertionError("it was held")
 
@@ -247,7 +247,7 @@ def test_a_directory_in_which_nothing_is_lost_is_free(tmp_path: Path) -> None:
 def test_an_empty_journal_beside_what_a_job_was_is_damaged(tmp_path: Path) -> None:
     for name in ("job.db", "job.json"):
         (tmp_path / name).touch()
-    with pytest.raises(JobError, match=r"job\.db is damaged: it is empty, and job\.json tells of a job; put back a copy"):
+    with pytest.raises(JobError, match=r"job\.db is damaged: it is empty, and job\.json belongs to a job; put back a copy"):
         check_free(tmp_path, piped=False)
     with pytest.raises(JobError, match=r"job\.db is damaged: it is empty"):
         open_job(tmp_path)
@@ -256,7 +256,7 @@ def test_an_empty_journal_beside_what_a_job_was_is_damaged(tmp_path: Path) -> No
 def test_a_journal_that_is_gone_from_beside_what_a_job_was_is_missed(heard: Heard) -> None:
     run_job(spec_of(ROW), heard)
     Path("job/job.db").unlink()
-    said = r"^job/job\.db is not there, and job\.json tells of a job; put back a copy of it, or begin the job"
+    said = r"^job/job\.db is missing, and job\.json belongs to a job; put back a copy of it, or begin the job"
     with pytest.raises(JobError, match=said):
         run_job(spec_of(ROW), heard)
     with pytest.raises(JobError, match=said):
@@ -409,7 +409,7 @@ def test_a_difference_is_shown() -> None:
         kept, asked = {"seed": 1, "model": f"{KIND}:{'a' * 64}", "gone": 3}, {"seed": 2, "model": f"{KIND}:{'b' * 64}"}
         check_same(kept, asked, "a parameter", Path("job"))
     assert str(caught.value) == (
-        "job holds a job with a parameter other than now "
+        "job holds a job that was begun with a parameter other than now "
         "(gone: 3 then, None now; model: aaaaaaaaaaaa… then, bbbbbbbbbbbb… now; seed: 1 then, 2 now); "
         "run it as it was begun, or give another directory with --out"
     )

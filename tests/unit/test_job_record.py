@@ -1,4 +1,4 @@
-"""What a journal tells of a job whose rows are long, and whose driver is killed or stopped amid them."""
+"""The record of a job with long rows, whose driver is killed or stopped while they are in progress."""
 
 from __future__ import annotations
 

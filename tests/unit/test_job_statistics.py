@@ -1,4 +1,4 @@
-"""What a job's replicas have spent and gained, over deaths and resumptions."""
+"""A job's statistics over all replicas, deaths and resumptions."""
 
 from __future__ import annotations
 

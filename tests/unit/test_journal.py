@@ -1,4 +1,4 @@
-"""The job's file: what was written is there, whole, whatever happens to the writer."""
+"""The journal: committed rows are there, whole, however the writer ends."""
 
 from __future__ import annotations
 

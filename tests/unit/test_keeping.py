@@ -1,4 +1,4 @@
-"""Whether fp16 has the numbers that codes stand for."""
+"""Whether fp16 represents the dequantised weights of a quantised matrix."""
 
 from dataclasses import dataclass
 

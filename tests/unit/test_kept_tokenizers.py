@@ -1,4 +1,4 @@
-"""Tokenizers without transformers say what transformers' own say, and are kept only where they do."""
+"""Cached tokenizers that load without transformers encode and decode as transformers' do, and are cached only then."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_template_of_other_files_is_not_taken(tmp_path: Path) -> None:
     begun.load_template()
     assert begun.encode_rendered(begun.render([{"role": "user", "content": "the cat"}])) == [1, 2, 4]
     for _ in range(2):
-        with pytest.raises(ModelError, match="was changed while its model is in use"):
+        with pytest.raises(ModelError, match="changed while its model is in use"):
             late.load_template()
     assert late.encode("the cat") == [1, 2]
 

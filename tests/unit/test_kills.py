@@ -1,4 +1,4 @@
-"""What the long run (stress/kills.py) holds its jobs to: it must find a row that is lost, doubled or changed."""
+"""The checks of stress/kills.py find a row that is lost, doubled or changed."""
 
 from __future__ import annotations
 

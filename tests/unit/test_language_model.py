@@ -223,5 +223,5 @@ def test_a_text_config_of_another_kind_is_refused(text: object, tmp_path: Path) 
 
 
 def test_a_model_that_sees_is_not_quantised(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="sees as well"):
+    with pytest.raises(ModelError, match="is multimodal"):
         program_of(save_seeing("gemma3", tmp_path))

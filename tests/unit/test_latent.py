@@ -1,4 +1,4 @@
-"""Latent attention: what its cache holds, that nothing beside a row changes its bits, and what is refused."""
+"""Latent attention: the layout of its cache, bits that do not depend on other rows, and refused configurations."""
 
 from __future__ import annotations
 

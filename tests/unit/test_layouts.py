@@ -1,4 +1,4 @@
-"""Which layouts are tried where."""
+"""The layouts that the tuner tries, by cores and engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases between real processes, some of which are killed."""
+"""Leases of cores between real processes, some of which are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of replicas: events go in, and the instructions that come out are compared as lists."""
+"""The lifecycle of replicas: lists of instructions, compared event by event."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_dead_draft_is_started_again_until_it_dies_too_often() -> None:
     recorded = RecordLoss(Loss.DRAFT, 0, "its process died")
     for _ in range(MOST_DRAFT_DEATHS - 1):
         assert told(machine, DraftDied(0, DIED)) == [recorded, StartDraft(0)]
-    without = Note("replica 0 goes on without a draft, which died again and again: its process died")
+    without = Note("replica 0 goes on without a draft, which died 5 times: its process died")
     assert told(machine, DraftDied(0, DIED)) == [recorded, without]
     assert machine.state(0) == Up()
 
@@ -266,7 +266,7 @@ def test_without_a_draft_that_cannot_be_read_any_more_the_target_goes_on() -> No
     recorded = RecordLoss(Loss.DRAFT, 0, str(WRONG))
     for _ in range(MOST_DRAFT_DEATHS - 1):
         assert told(machine, DraftDied(0, REFUSED)) == [recorded, StartDraft(0)]
-    without = Note(f"replica 0 goes on without a draft, which died again and again: {WRONG}")
+    without = Note(f"replica 0 goes on without a draft, which died 5 times: {WRONG}")
     assert told(machine, DraftDied(0, REFUSED)) == [recorded, without]
     assert machine.state(0) == Up()
 

@@ -1,4 +1,4 @@
-"""Limits under which Ray cannot run are named before it is started."""
+"""Process limits that are too low for Ray are refused by name before Ray starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a row's tokens: their bytes, their places in the text, and OpenAI's two forms of it."""
+"""Log-probabilities in results: the tokens' bytes, their offsets in the text, and OpenAI's two formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``outrider merge``: the adapter's changes are PEFT's, in the model's own files; what is not followed is refused."""
+"""``outrider merge`` equals PEFT's merge, in the model's own file format; what it does not support is refused."""
 
 from __future__ import annotations
 
@@ -134,19 +134,19 @@ def test_a_tokenizer_that_the_adapter_brings_is_the_merged_models(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"use_dora": True}, "has 'use_dora': True, which is not followed"),
-        ({"lora_bias": True}, "has 'lora_bias': True, which is not followed"),
+        ({"use_dora": True}, "has 'use_dora': True, which is not supported"),
+        ({"lora_bias": True}, "has 'lora_bias': True, which is not supported"),
         ({"bias": "all"}, "has \"bias\": 'all'; none is known"),
         ({"init_lora_weights": "pissa_niter_4"}, "has \"init_lora_weights\": 'pissa_niter_4'"),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "has 'target_parameters'"),
         ({"peft_type": "IA3"}, "has \"peft_type\": 'IA3'; LORA is known"),
-        ({"a_key_of_tomorrow": 3}, "has 'a_key_of_tomorrow': 3, which is not followed"),
+        ({"a_key_of_tomorrow": 3}, "has 'a_key_of_tomorrow': 3, which is not supported"),
         ({"r": 3}, "have the shapes (4, 24) and (16, 4), its rank is 3"),
         ({"lora_alpha": "8"}, "has \"lora_alpha\": '8', where a number is needed"),
         ({"rank_pattern": {"q_proj": "x"}}, "has 'q_proj': 'x', where a number is needed"),
         ({"alpha_pattern": {"(": 1}}, "has '(', which is no pattern"),
-        ({"base_model_name_or_path": None}, "does not name the model that it is of: name it with --model"),
-        ({"base_model_name_or_path": "/gone"}, 'its model is not found here: the model directory "/gone" does not exist'),
+        ({"base_model_name_or_path": None}, "does not name its base model: give it with --model"),
+        ({"base_model_name_or_path": "/gone"}, 'its base model is not found: the model directory "/gone" does not exist'),
     ],
 )
 def test_what_is_not_followed_is_refused(
@@ -184,7 +184,7 @@ def renamed_embedding(tensors: dict[str, torch.Tensor]) -> None:
             "does not begin with base_model.",
         ),
         ("plain", lambda each: each.update({A: torch.full((4, 16), float("inf"))}), "a merged weight is no finite number"),
-        ("patterns", lambda each: each.update({HEAD: torch.zeros(41, 16)}), "tokens that were added"),
+        ("patterns", lambda each: each.update({HEAD: torch.zeros(41, 16)}), "one with added tokens"),
         ("patterns", lambda each: each.update({COPY: each[COPY] + 1}), "which is not the model's"),
     ],
 )
@@ -210,14 +210,14 @@ def test_models_into_which_nothing_is_merged(place: Callable[[str], tuple[Path, 
     assert "has no adapter_config.json: name the directory of a LoRA" in run(model, tmp_path / "out")[1]
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
-    assert "is quantised, and an adapter is merged into weights that are not" in run(adapter, tmp_path / "out")[1]
+    assert "is quantised, and adapters are merged into unquantised weights only" in run(adapter, tmp_path / "out")[1]
     (model / "config.json").write_text(json.dumps(config))
     change_tensors(model / "model.safetensors", lambda each: each.pop("lm_head.weight"))
     change_tensors(adapter / "adapter_model.safetensors", lambda each: each.pop(HEAD))
-    assert "LM head as well" in run(adapter, tmp_path / "out")[1]
+    assert "tied to the LM head" in run(adapter, tmp_path / "out")[1]
     # By whatever name: what PEFT adds to an embedding shows in how it keeps it.
     change_tensors(model / "model.safetensors", lambda each: each.update({"tokens.weight": each.pop(OF_TOKENS)}))
     change_tensors(adapter / "adapter_model.safetensors", renamed_embedding)
-    assert "LM head as well" in run(adapter, tmp_path / "out")[1]
+    assert "tied to the LM head" in run(adapter, tmp_path / "out")[1]
     (model / "model.safetensors").unlink()
     assert "holds no safetensors" in run(adapter, tmp_path / "out")[1]

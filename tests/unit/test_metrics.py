@@ -1,4 +1,4 @@
-"""What a target tells Prometheus."""
+"""A target's metrics for Prometheus."""
 
 from __future__ import annotations
 

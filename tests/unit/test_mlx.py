@@ -198,7 +198,7 @@ def test_experts_of_a_layer_stay_together_or_not_at_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "gemma3n_text", "ernie4_5_moe", "minimax_m2", None])
 def test_families_that_mlx_changes_are_refused(family: str | None) -> None:
-    said = f"how MLX keeps a model of type {family!r} is not known here: take it in another format"
+    said = f"whose layout of the type {family!r} is not supported: take it in another format"
     with pytest.raises(ModelError, match=said):
         read_quantisation({"model_type": family, "quantization": FOUR}, "config.json")
     with pytest.raises(ModelError, match=said):
@@ -207,7 +207,7 @@ def test_families_that_mlx_changes_are_refused(family: str | None) -> None:
 
 def test_models_that_see_are_refused() -> None:
     values = {"model_type": "qwen2_5_vl", "quantization": FOUR, "text_config": {"model_type": "qwen2"}}
-    with pytest.raises(ModelError, match=r'"quantization" .MLX. of .qwen2_5_vl., which sees or hears as well, is not read'):
+    with pytest.raises(ModelError, match=r'"quantization" .MLX. of .qwen2_5_vl., a multimodal model, is not read'):
         language_config(values, "config.json")
 
 

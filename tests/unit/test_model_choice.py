@@ -1,4 +1,4 @@
-"""What each actor loads."""
+"""The models, engines and precisions of target and draft, by options and machine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_shortlist_is_the_drafts_and_of_the_native_engine_alone() -> None:
             choose_models(spec(draft_shortlist=9, **options), TARGET, DRAFT, Willing(), print)  # type: ignore[arg-type]
     head = replace(DRAFT, head=True, scored=32000)
     choose_models(spec(), TARGET, head, Willing(), print)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="--draft-shortlist: draft is a head that scores 32,000 tokens, chosen by"):
+    with pytest.raises(UsageError, match="--draft-shortlist: draft is a head with a vocabulary of its own, 32,000 tokens"):
         choose_models(spec(draft_shortlist=9), TARGET, head, Willing(), print)  # type: ignore[arg-type]
 
 
@@ -90,7 +90,7 @@ def test_what_is_said_of_a_draft_that_was_not_found_is_told() -> None:
     for options in ({}, asked):
         spec = JobSpec(input=Path("in.jsonl"), precision="bf16", **options)
         choose_models(spec, TARGET, None, Willing(), said.append)  # type: ignore[arg-type]
-    assert said == ["note: no draft model runs, and without one nothing comes of --draft-cores, --draft-shortlist"]
+    assert said == ["note: no draft model runs, so these options have no effect: --draft-cores, --draft-shortlist"]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_settings_of_generate_that_are_not_followed_are_told_of_the_target_alone
     target, draft = (replace(each, unfollowed=unfollowed, settings="config.json") for each in (TARGET, DRAFT))
     choose_models(JobSpec(input=Path("in.jsonl"), precision="bf16"), target, draft, Willing(), said.append)  # type: ignore[arg-type]
     assert said == [
-        'note: target\'s config.json sets "repetition_penalty", "typical_p", which is not followed (docs/jobs.md)'
+        'note: target\'s config.json sets "repetition_penalty", "typical_p", which outrider ignores (docs/jobs.md)'
     ]
 
 
@@ -242,5 +242,5 @@ def test_a_head_never_goes_to_the_hf_engine(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='--draft-precision: "draft" is a head, and none runs in fp16; leave it out'):
         models(draft_precision="fp16")
     for options in ({"engine": "hf"}, {"devices": "cpu,cuda:0"}):
-        with pytest.raises(UsageError, match="which only the native engine hands out and reads, and"):
+        with pytest.raises(UsageError, match="which only the native engine supports, and"):
             models(**options)

@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are loaded, and every way in which a directory can be no model."""
+"""Facts about a model that are read before its weights, and refusals of directories that hold no usable model."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_a_directory_of_another_user_is_not_said_to_lack_anything() -> None:
         (folder / "closed/inside").mkdir()
         for asked, said in (
             (folder / "closed", f"{folder}/closed/config.json cannot be read: Permission denied"),
-            (folder / "closed/inside", f'the model directory "{folder}/closed/inside" may not be looked into by this user'),
+            (folder / "closed/inside", f'this user may not read the model directory "{folder}/closed/inside"'),
         ):
             assert as_guest(partial(message, asked)) == repr(said)
 
@@ -270,7 +270,7 @@ def test_a_directory_of_another_user_is_not_said_to_lack_anything() -> None:
 def test_a_file_is_no_directory_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     name = str(tmp_path / "model.safetensors")
-    said = f"\"{name}\" is no model's directory and no GGUF file; give the directory of the model's files"
+    said = f"\"{name}\" is neither a model's directory nor a GGUF file; give the directory of the model's files"
     assert message(name) == said
 
 
@@ -383,7 +383,7 @@ def test_safetensors_beside_the_models_are_no_part_of_it(tmp_path: Path) -> None
 def test_weights_in_a_file_of_another_name_are_refused(model: Path) -> None:
     configure(model, transformers_weights="model.fp16.safetensors")
     assert message(model).endswith(
-        '"transformers_weights" is not followed; remove it, and name the weights model.safetensors'
+        '"transformers_weights" is not supported; remove it, and name the weights model.safetensors'
     )
 
 

@@ -1,4 +1,4 @@
-"""What a model and a replica take of memory, as it is foretold."""
+"""The forecast of the memory that a model and a replica need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native engine: bit for bit the same whatever the batch, the pieces, the threads; and assisted text is plain text."""
+"""The native engine: the same bits in any batch, any pieces and any number of threads; assisted text equals plain text."""
 
 from __future__ import annotations
 

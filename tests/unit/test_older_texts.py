@@ -1,4 +1,4 @@
-"""Which tokenizers write an answer otherwise than outriders did that knew its tokens alone."""
+"""Tokenizers with which an older outrider decoded answers without their first space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command at a job's end: what it is told, what it is not told, and that it changes nothing."""
+"""The command of --on-end: its environment and arguments, and that its failure does not change the job's result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The specification of a job: strict, frozen, and clear about what is wrong."""
+"""The options of a job: strict, frozen, and refused with the option's name."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_one_thing_says_what_the_prompt_is() -> None:
 def test_a_file_of_options_is_no_file_of_prompts() -> None:
     """A job of an earlier outrider may have been begun with one, so that only a new one is refused."""
     for name in ("job.yaml", "JOB.YML"):
-        said = f"^INPUT: {name} is called like a file of options: give it as --config {name}, or with --format text"
+        said = f"^INPUT: {name} has the name of a --config file: give it as --config {name}, or with --format text"
         with pytest.raises(UsageError, match=said):
             build_spec({"input": name}).check_new()
         build_spec({"input": name, "format": "text"}).check_new()
@@ -197,13 +197,13 @@ def test_nothing_is_asked_of_a_draft_model_where_none_is_to_run(
 def test_what_proposes_without_a_model_has_no_texts_beside_it(draft: str) -> None:
     alone = draft.partition("+")[0]
     assert message({"input": "a", "draft": draft, "draft_confidence": 0.4}) == (
-        f'--draft: "{draft}": + goes behind a model or auto; for {alone} alone write --draft {alone}'
+        f'--draft: "{draft}": + follows a model or auto; for {alone} alone write --draft {alone}'
     )
 
 
 @pytest.mark.parametrize("draft", ["+suffix", "auto+lookup+suffix", "x+suffix+suffix"])
 def test_texts_stand_once_and_behind_something(draft: str) -> None:
-    said = f'--draft: "{draft}": + goes once, and behind a model or auto, such as --draft auto+suffix'
+    said = f'--draft: "{draft}": + may be given once, after a model or auto, such as --draft auto+suffix'
     assert message({"input": "a", "draft": draft}) == said
     for taken in ("auto+suffix", "model+lookup", "x+suffix", "none+x"):
         assert build_spec({"input": "a", "draft": taken}).draft == taken

@@ -207,7 +207,7 @@ def test_a_pickle_that_runs_code_is_refused(model: Path) -> None:
 
     (model / "model.safetensors").unlink()
     torch.save({"x": Runs(), "rest": torch.zeros(10_000)}, model / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="holds more than weights; --allow-pickle runs what is in it"):
+    with pytest.raises(ModelError, match="holds more than weights; --allow-pickle runs the code in it"):
         load(model)
 
 

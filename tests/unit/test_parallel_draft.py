@@ -1,4 +1,4 @@
-"""A draft that makes all its candidates in one pass: what it is fed, what it says, what is left of it, what it costs."""
+"""Parallel drafts: the masks that they are fed, their candidates, the cache after a pass, and the cost of a pass."""
 
 from __future__ import annotations
 

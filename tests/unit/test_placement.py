@@ -1,4 +1,4 @@
-"""Plans for machines of every shape: what they must never do, what they do, and what they refuse."""
+"""Plans for machines of every shape: invariants at random, examples, and refusals."""
 
 from __future__ import annotations
 

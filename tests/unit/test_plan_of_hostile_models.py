@@ -121,9 +121,9 @@ def test_a_usual_draft_that_is_not_there_is_told_and_not_fetched(no_hub: None, m
     done = planned("-m", "pocket")
     assert roles(done) == ["target"]
     assert done.stderr == (
-        'note: this plan is without the usual draft: "google/gemma-2-2b-it" is not on this machine, and a plan fetches '
-        "nothing, so that its size is not known here: a run takes it from the model hub; plan when it is there, or by "
-        "sizes, with --model-bytes and --draft-bytes\n"
+        'note: this plan is without the usual draft: "google/gemma-2-2b-it" is not on this machine, and a plan downloads '
+        "nothing, so its size is unknown: plan after a run has downloaded it, or give sizes with --model-bytes and "
+        "--draft-bytes\n"
     )
 
 
@@ -131,4 +131,4 @@ def test_a_usual_draft_that_is_not_there_is_told_and_not_fetched(no_hub: None, m
 def test_a_model_that_is_named_and_not_there_is_refused(no_hub: None, words: list[str]) -> None:
     done = planned(*words)
     assert isinstance(done.exception, ModelError), done.exception
-    assert str(done.exception).startswith('"org/big" is not on this machine, and a plan fetches nothing')
+    assert str(done.exception).startswith('"org/big" is not on this machine, and a plan downloads nothing')

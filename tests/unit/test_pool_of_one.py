@@ -1,4 +1,4 @@
-"""Where shared memory is full or read-only no helper can start, which is a sentence."""
+"""A helper process that cannot start since /dev/shm is full or read-only gives one error sentence."""
 
 from __future__ import annotations
 

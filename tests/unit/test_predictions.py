@@ -1,4 +1,4 @@
-"""What a row's author expects makes it faster and changes nothing: with suffixes and with lookup, right or wrong."""
+"""`prediction`: the expected text adds candidates and changes no text, right or wrong, with suffixes and with lookup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that begin alike share what they begin with, and nobody can tell from their texts."""
+"""Rows with a common prefix share its keys and values, and their texts do not change."""
 
 from __future__ import annotations
 

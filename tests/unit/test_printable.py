@@ -1,4 +1,4 @@
-"""What a terminal would obey is shown, wherever text of others is printed."""
+"""Control characters in names and texts are escaped wherever they are printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that only their user can enter: where they lie, what is refused, and what becomes of a dead process's."""
+"""Private folders for sockets: where they are made, which places are refused, and that a dead process's is removed."""
 
 from __future__ import annotations
 
@@ -134,12 +134,15 @@ def test_a_file_system_that_is_read_only_is_said_to_be(short: Path, monkeypatch:
         patched.setattr(private_folder.socket, "socket", Closed)
         patched.setattr(Path, "unlink", refuse)
         with (
-            pytest.raises(JobError, match=r"takes no socket: Read-only file system.*; set TMPDIR to"),
+            pytest.raises(JobError, match=r"cannot hold a socket: Read-only file system.*; set TMPDIR to"),
             held_folder(BENEATH),
         ):
             pass
     monkeypatch.setattr(private_folder.tempfile, "mkdtemp", refuse)
-    with pytest.raises(JobError, match="takes no folder: Read-only file system; set TMPDIR to"), held_folder(BENEATH):
+    with (
+        pytest.raises(JobError, match=r"no folder can be made in .*: Read-only file system; set TMPDIR to"),
+        held_folder(BENEATH),
+    ):
         pass
 
 

@@ -1,4 +1,4 @@
-"""The input file: what is wrong with it, said with its line; and what is accepted."""
+"""The parser of input lines: accepted lines, and errors with their line numbers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ GOOD = '{"id": "good", "prompt": "hello"}\n'
         ('{"id": "a", "prompt": ["x", "y"]}', '"prompt" holds several texts; give each a row or a request of its own'),
         ('{"custom_id": "", "url": "/v1/completions", "body": {}}', '"custom_id" is empty; rows are told apart by it'),
         ('{"id": true, "prompt": "x"}', '"id" must be a text or a whole number, got True'),
-        ('{"id": "", "prompt": "x"}', '"id" is empty; leave it out to go by the number of the line'),
+        ('{"id": "", "prompt": "x"}', '"id" is empty; leave it out to name the row by its line number'),
         ('{"id": "a", "prompt": "x", "messages": []}', 'a row has either "prompt" or "messages", not both'),
         ('{"id": "a", "prompt": "x", "max_token": 5}', 'unknown parameter "max_token"; remove it'),
         ('{"id": "a", "prompt": "x", "max_tokens": 0}', '"max_tokens" must be at least 1, got 0'),

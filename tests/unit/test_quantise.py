@@ -1,4 +1,4 @@
-"""``outrider quantize``: the arithmetic of its methods, what it writes, and that a killed run goes on to the same bytes."""
+"""``outrider quantize``: the arithmetic of its methods, its files, and that a killed run resumes to the same bytes."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_error_feedback_loses_least_where_it_is_asked_to() -> None:
 
 
 def test_inputs_that_are_no_numbers_are_said_to_be_none() -> None:
-    with pytest.raises(UsageError, match=r"--calibration: .*nothing to go by: .*; give another text, or --method rtn"):
+    with pytest.raises(UsageError, match=r"--calibration: .*cannot be used: .*; give another text, or --method rtn"):
         Feedback(torch.full((8, 8), math.nan))
 
 
@@ -699,8 +699,8 @@ def test_a_group_that_does_not_fit_is_told_before_cores_are_waited_for(tmp_path:
         ({}, r"--bits is missing: give 4 or 8"),
         ({"bits": 4, "group": 4}, r"--group: must be at least 8"),
         ({"bits": 4, "method": "best"}, r"--method: must be "),
-        ({"bits": 4, "format": "jsonl"}, r"--format is about --calibration, which is not given: leave it out"),
-        ({"bits": 4, "method": "rtn", "skip_bad": True}, r"--skip-bad is about --calibration, which is not given"),
+        ({"bits": 4, "format": "jsonl"}, r"--format applies to --calibration, which is not given: leave it out"),
+        ({"bits": 4, "method": "rtn", "skip_bad": True}, r"--skip-bad applies to --calibration, which is not given"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], sentence: str) -> None:
@@ -815,13 +815,13 @@ def test_the_command_makes_a_checkpoint_that_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize("turns", [{}, {"H_cycles": 1, "L_cycles": 1}])
 def test_layers_that_a_text_goes_through_again_are_refused(turns: dict[str, int]) -> None:
     config = tiny_model("hrm-text", **turns).config.to_dict()
-    with pytest.raises(ModelError, match="goes through the model's layers again and again"):
+    with pytest.raises(ModelError, match="passes through the model's layers repeatedly"):
         layers_of(build_program(config, Format.W4A8))
 
 
 def test_matrices_that_lie_turned_round_are_refused_by_name(tmp_path: Path) -> None:
     tiny_model("gpt2").save_pretrained(tmp_path)
-    sentence = r'stores "transformer\.h\.0\.attn\.c_attn\.weight" with its inputs as rows.* run it with --precision w4a8'
+    sentence = r'stores "transformer\.h\.0\.attn\.c_attn\.weight" as \[inputs, outputs\].*; --precision w4a8 rounds it'
     with pytest.raises(ModelError, match=sentence):
         program_of(tmp_path)
 

@@ -296,7 +296,9 @@ def test_a_mixture_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path, bi
 
 def test_a_mixture_whose_experts_are_one_matrix_is_refused_by_name(tmp_path: Path) -> None:
     tiny_model("dbrx").save_pretrained(tmp_path)
-    sentence = r'has all experts of a layer in one matrix, "transformer\.blocks\.0\..*w1".*; run it with --precision w4a8'
+    sentence = (
+        r'has all experts of a layer in one matrix, "transformer\.blocks\.0\..*w1".*; --precision w4a8 rounds it on load'
+    )
     with pytest.raises(ModelError, match=sentence):
         check_quantisable(tmp_path, tmp_path / "out", 4, None)
 

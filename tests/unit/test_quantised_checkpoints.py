@@ -262,7 +262,7 @@ def test_gguf_types_with_scales_for_16_columns_stay_packed(type_: str, precision
 
 def test_codes_that_the_kernels_have_no_storage_for_run_dequantised(tmp_path: Path) -> None:
     path = compressed(save_small(tmp_path), **INT4 | {"group_size": 16, "symmetric": False})
-    with pytest.raises(ModelError, match=r"cannot be kept as .*groups of 16: .*--precision bf16 runs it"):
+    with pytest.raises(ModelError, match=r"cannot be kept in .*groups of 16: .*--precision bf16 runs it"):
         lay_out(path, PRECISIONS["w4a8"])
     assert lay_out(path, PRECISIONS["bf16"]).weights.startswith("dequantised from compressed-tensors pack-quantized")
     wanted = logits(open_native(dequantised(path, tmp_path / "numbers"), "fp32"))
@@ -376,7 +376,7 @@ def test_a_checkpoint_says_what_it_was_made_for(name: str, tmp_path: Path) -> No
 def test_fp8_stays_packed_in_bf16_and_runs_dequantised_in_fp32(tmp_path: Path) -> None:
     path = block_fp8(save_small(tmp_path / "model"))
     assert read_model_info(str(path)).made_for == "bf16"
-    with pytest.raises(ModelError, match=r"q_proj.* cannot be kept as its format has it: fp8.*--precision bf16"):
+    with pytest.raises(ModelError, match=r"q_proj.* cannot be kept in its own format: fp8.*--precision bf16"):
         check_weights(str(path), "native", precision="w8af32")
     opened = open_model(ModelSpec(str(path), "native", "fp32", threads=1))
     assert opened.numeric_path["weights"].startswith("dequantised from fp8")
@@ -439,9 +439,7 @@ def test_what_cannot_be_computed_in_a_precision_is_said_in_a_sentence(tmp_path: 
         return found
 
     rewritten(path, change)
-    with pytest.raises(
-        ModelError, match=r"cannot be computed in fp32 as it comes quantised \(.+\); choose another precision"
-    ):
+    with pytest.raises(ModelError, match=r"is quantised and cannot be computed in fp32 \(.+\); choose another precision"):
         open_model(ModelSpec(str(path), "hf", "fp32", threads=1))
 
 

@@ -1,4 +1,4 @@
-"""What of Ray is not its public interface: in one module, there in the Ray that is installed, missed with a sentence."""
+"""Uses of Ray's internals: all in one module, present in the installed Ray, and refused with a sentence where missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What README.md shows is so: its example is what the bundled model writes, and it is short enough to be read."""
+"""README.md: the example's output is the bundled model's, and the page is no longer than 800 words."""
 
 from __future__ import annotations
 

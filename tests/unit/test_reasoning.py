@@ -1,4 +1,4 @@
-"""A model's thoughts apart from its answer, and what a row gives to the chat template."""
+"""Reasoning split from answers, and the variables that a row passes to the chat template."""
 
 from __future__ import annotations
 
@@ -130,9 +130,9 @@ def test_a_template_is_given_a_rows_options(tmp_path: Path) -> None:
         (2,),
         (2, 7, 8),
         (2, 7),
-        'the model\'s chat template does not ask for "thinking" of "chat_template_kwargs" (it knows eager, '
+        'the model\'s chat template does not use "thinking" of "chat_template_kwargs" (it knows eager, '
         "enable_thinking); remove it",
-        f'the model\'s chat template does not ask for "{"x" * 60}…" of "chat_template_kwargs" (it knows eager, '
+        f'the model\'s chat template does not use "{"x" * 60}…" of "chat_template_kwargs" (it knows eager, '
         "enable_thinking); remove it",
     ]
 

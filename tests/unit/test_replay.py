@@ -1,4 +1,4 @@
-"""benchmarks/replay.py: what it records of the bundled pair, and that the same command gives the same figures."""
+"""benchmarks/replay.py: its recording of the bundled pair, and equal figures from the same command."""
 
 from __future__ import annotations
 

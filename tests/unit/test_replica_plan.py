@@ -1,4 +1,4 @@
-"""What replicas are made of: models where they lie on each host, and what Ray is asked for."""
+"""Replica plans: each host's paths of the models, and the resources that Ray is asked for."""
 
 from __future__ import annotations
 

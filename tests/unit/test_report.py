@@ -1,4 +1,4 @@
-"""report.html: what it shows, of jobs in every state, and that nothing of a row gets out of its place."""
+"""report.html: its content for jobs in every state, and escaped text of rows."""
 
 from __future__ import annotations
 

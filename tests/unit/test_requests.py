@@ -1,4 +1,4 @@
-"""What OpenAI's clients really send is accepted, and means what it says."""
+"""Requests as OpenAI's clients send them are accepted with OpenAI's meaning."""
 
 from __future__ import annotations
 

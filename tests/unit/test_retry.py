@@ -243,7 +243,9 @@ def test_a_job_that_was_begun_with_two_prompts_goes_on(tmp_path: Path, monkeypat
         prepared(retry_spec(directory, {"temperature": 0.5}), again=True)
     for one in ("prompt_column", "template"):
         alone = build_spec({"input": tmp_path / "in.jsonl", "out": directory, **both, one: None})
-        with pytest.raises(JobChangedError, match="holds a job with an input, model or parameter other than now"):
+        with pytest.raises(
+            JobChangedError, match="holds a job that was begun with an input, model or parameter other than now"
+        ):
             prepared(alone)
 
 

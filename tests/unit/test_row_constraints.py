@@ -1,4 +1,4 @@
-"""What a row may ask its answer to be: OpenAI's and vLLM's spellings, and what goes with neither."""
+"""The spellings of constraints in a row, OpenAI's and vLLM's, and parameters that cannot be combined with them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_is_asked_for(fields: dict[str, Any], found: dict[str, Any] | None)
         (by_format(schema=None), r'"schema" must be an object, got None'),
         (by_format(strict="yes"), r'"strict" must be true or false, got'),
         (by_format(more=1), '^"json_schema": unknown key "more"; remove it$'),
-        ({**by_format(), "structured_outputs": {"regex": "a"}}, "both say what the answer must be; give one"),
+        ({**by_format(), "structured_outputs": {"regex": "a"}}, "both constrain the answer; give one"),
         ({"structured_outputs": []}, '"structured_outputs" must be an object such as'),
         ({"structured_outputs": {}}, "must have one of json, regex, choice, grammar, json_object, got none"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "must have one of .*, got regex and choice"),
@@ -98,8 +98,11 @@ def test_what_is_asked_for(fields: dict[str, Any], found: dict[str, Any] | None)
         ({"structured_outputs": {"json": {}, "whitespace_pattern": 1}}, '"whitespace_pattern" must be a text'),
         ({"structured_outputs": {"choice": []}}, '"choice" must be a list of 1 to 1000 texts'),
         ({"structured_outputs": {"choice": ["a", ""]}}, r'"choice"\[1\] must be a text that is not empty'),
-        ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, '"min_tokens" does not go with "structured_outputs"'),
-        ({**by_format(), "ignore_eos": True}, '"ignore_eos" does not go with "response_format"'),
+        (
+            {"structured_outputs": {"regex": "a"}, "min_tokens": 3},
+            '"min_tokens" cannot be combined with "structured_outputs"',
+        ),
+        ({**by_format(), "ignore_eos": True}, '"ignore_eos" cannot be combined with "response_format"'),
     ],
 )
 def test_what_is_not_right_is_named(fields: dict[str, Any], sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""One row, one error: whatever stands in a row, and whatever goes wrong over it, is never the end of the job."""
+"""An error in a row, foreseen or not, fails that row only."""
 
 from __future__ import annotations
 

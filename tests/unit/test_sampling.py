@@ -1,4 +1,4 @@
-"""The laws of the sampler: what each parameter may and may not do to the scores."""
+"""The sampler: the effect of each parameter on the scores, and its bounds."""
 
 from __future__ import annotations
 

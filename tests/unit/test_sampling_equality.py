@@ -1,4 +1,4 @@
-"""Everything a row may ask for, in random mixes: the same result assisted or not, in whatever batch, shared or not."""
+"""Random mixes of all parameters of a row: the same results with a draft or without, in any batch, with shared prefixes."""
 
 from __future__ import annotations
 

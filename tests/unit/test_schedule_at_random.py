@@ -1,4 +1,4 @@
-"""The schedule in small worlds of chance: whatever dies, hangs or is poison, no row is lost or written twice."""
+"""The schedule in random small worlds: whatever replicas die or hang, no row is lost or written twice."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_a_perplexity_that_is_no_number_is_a_sentence(figures: Figures) -> None:
     process: Any = mock.Mock()
     process.begin.side_effect = lambda function, *_: lambda: [] if function is score_module._open else figures
     window = Window((1, 2), 1)
-    with pytest.raises(JobError, match="the model gives scores that are no finite numbers"):
+    with pytest.raises(JobError, match="the model's logits are not finite"):
         score_module._scored(process, [], window, iter([]), mock.Mock())
 
 

@@ -1,4 +1,4 @@
-"""The scripts of benchmarks/ and tools/: they run over what they stand in for, and refuse in a sentence what cannot be."""
+"""The scripts of benchmarks/ and tools/ run over fakes, and refuse wrong arguments in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which inputs the server refuses whole, and which rows are their own errors; by the process that admits."""
+"""Admission by the server: inputs that fail as a whole, and errors of single rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server asks of whoever asks it: keys, names, limits, shapes; and single requests, whole and streamed."""
+"""The server's HTTP interface: keys, host names, limits and shapes of requests; single requests, whole and streamed."""
 
 from __future__ import annotations
 
@@ -523,7 +523,7 @@ def test_a_key_that_a_full_disk_left_empty_is_made_anew(tmp_path: Path, monkeypa
     assert key.startswith("sk-") and path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
     path.chmod(0o640)
-    with pytest.raises(UsageError, match="--data: others may use"):
+    with pytest.raises(UsageError, match="--data: other users can read or write"):
         keys_of(None, tmp_path)
 
 
@@ -538,7 +538,7 @@ def test_key_files_that_others_may_read_or_that_are_empty_are_refused(tmp_path: 
     file = tmp_path / "keys"
     file.write_text("one\n\ntwo \n")
     file.chmod(0o640)
-    with pytest.raises(UsageError, match="others may use"):
+    with pytest.raises(UsageError, match="other users can read or write"):
         keys_of(file, tmp_path)
     file.chmod(0o600)
     assert keys_of(file, tmp_path)[1] == ["one", "two"]

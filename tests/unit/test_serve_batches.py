@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's own client sees them, over a runner without models; and what a killed server leaves."""
+"""Files and batches through OpenAI's own client, over a runner without models; and restarts of a killed server."""
 
 from __future__ import annotations
 
@@ -688,7 +688,7 @@ def test_without_what_an_earlier_server_knew_nothing_of_it_is_deleted(tmp_path: 
     if how == "is empty":
         (data / "serve.db").touch()
     before = sorted(data.rglob("*"))
-    said = rf"serve.db {how}, and {data}/{left} holds what it knew: put back a copy of it, or name another directory"
+    said = rf"serve.db {how}, and {data}/{left} holds files or batches that it listed: put back a copy of it, or name"
     with pytest.raises(JobError, match=said):
         World(data)
     assert sorted(data.rglob("*")) == before

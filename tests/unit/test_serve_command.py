@@ -1,4 +1,4 @@
-"""What ``outrider serve`` refuses before it serves anything, and what it says once it does."""
+"""``outrider serve``: refusals before it listens, and its output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_data_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--data: .* cannot be written"), module._data_lock(tmp_path / "file" / "data"):
         pass
     with (
-        pytest.raises(UsageError, match=r"--data: .*/file is no directory, or a link"),
+        pytest.raises(UsageError, match=r"--data: .*/file is not a directory, or is a broken link"),
         module._data_lock(tmp_path / "file"),
     ):
         pass
@@ -73,7 +73,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UsageError, match="cannot be listened at"):
+        with pytest.raises(UsageError, match="cannot listen at"):
             module._listen("127.0.0.1", taken.getsockname()[1])
 
 

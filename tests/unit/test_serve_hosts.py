@@ -1,4 +1,4 @@
-"""Processes of the server: turns of several models, those that die, what was asked meanwhile; and the line to them."""
+"""The models' processes of the server: turns of several models, deaths, requests meanwhile; and the link to them."""
 
 from __future__ import annotations
 

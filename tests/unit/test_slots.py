@@ -1,4 +1,4 @@
-"""The slots of a pass: what is chosen against every other choice, where passes cost by tiles, and how long that takes."""
+"""The slots of a pass: the choice is the best of all choices where pass times grow by tiles, and is computed quickly."""
 
 from __future__ import annotations
 

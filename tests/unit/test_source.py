@@ -98,8 +98,8 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.gz", TEXT, "does not hold gzip data, which its name says; rename it"),
-        ("a.zst", gzip.compress(TEXT), "does not hold zstandard data, which its name says; rename it"),
+        ("a.gz", TEXT, "holds no gzip data, though its name says so; rename it"),
+        ("a.zst", gzip.compress(TEXT), "holds no zstandard data, though its name says so; rename it"),
         ("a.gz", gzip.compress(gzip.compress(TEXT)), "is compressed twice (gzip within gzip); decompress it once"),
         ("a.parquet.gz", gzip.compress(b"PAR1" + TEXT), "holds Parquet within gzip; decompress it"),
         ("a", lzma.compress(TEXT), "is compressed by xz; outrider reads gzip and zstandard: decompress it"),

@@ -1,4 +1,4 @@
-"""What is sent to a cluster: the command line of a job, whole and the same for the same directory."""
+"""``outrider submit``: the command line of a job as it reaches the cluster, the same for the same directory."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_job_is_found_however_its_directory_is_spelled(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path / "b")
     for spelling in ("job", "../link/job", *map(str, spellings)):
         assert server.find(spelling).directory == str(spellings[1])
-    with pytest.raises(UsageError, match=r"has seen no job \.\./a/job"):
+    with pytest.raises(UsageError, match=r"knows no job \.\./a/job"):
         server.find("../a/job")
     for directory in spellings:
         with pytest.raises(JobHeldError, match="is being run as outrider-job-"):

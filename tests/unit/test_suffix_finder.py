@@ -1,4 +1,4 @@
-"""Candidates that are found before anybody is asked: who gets them, what the draft is spared, and what is kept of rows."""
+"""Candidates from suffixes: which rows get them, the draft steps that they save, and the tokens that are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows from CSV, Parquet, Arrow and datasets' directories: what they ask for, what is carried, and what is wrong."""
+"""Rows from CSV, Parquet, Arrow and datasets' directories: prompts and parameters, carried columns, and errors."""
 
 from __future__ import annotations
 
@@ -469,13 +469,13 @@ def test_a_stream_that_has_no_end_or_goes_on_behind_it_is_refused(tmp_path: Path
     whole = path.read_bytes()
     assert prompts(path) == ["a", "b", "c"] * 2
     path.write_bytes(whole[:-8])
-    with pytest.raises(UsageError, match=r"has no end: whoever wrote it may have been stopped, and rows be missing; "):
+    with pytest.raises(UsageError, match=r"has no end-of-stream mark, so rows may be missing; "):
         read(path)
     path.write_bytes(whole[:-4])
     with pytest.raises(UsageError, match=r"cannot be read: .*; make the file anew"):
         read(path)
     path.write_bytes(whole * 2)
-    with pytest.raises(UsageError, match=rf"goes on behind its end, with {len(whole):,} bytes; "):
+    with pytest.raises(UsageError, match=rf"has {len(whole):,} bytes after its end; "):
         read(path)
 
 
@@ -592,7 +592,7 @@ def test_a_saved_dataset_with_splits(tmp_path: Path) -> None:
         ({"_data_files": [{"filename": "../x"}]}, "does not name the files of its rows"),
         ({"_data_files": [{"filename": None}]}, "does not name the files of its rows"),
         ({"_data_files": []}, "does not name the files of its rows"),
-        ({"_indices_data_files": [{"filename": "i"}]}, "keeps its rows apart from their order"),
+        ({"_indices_data_files": [{"filename": "i"}]}, "keeps an index of its rows apart"),
     ],
 )
 def test_a_saved_dataset_that_cannot_be_used(tmp_path: Path, state: dict[str, Any], said: str) -> None:

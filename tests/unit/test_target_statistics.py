@@ -1,4 +1,4 @@
-"""What a target counts of its time and its luck."""
+"""A target's statistics: seconds by phase, and candidates by outcome."""
 
 from __future__ import annotations
 

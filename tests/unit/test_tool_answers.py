@@ -156,7 +156,7 @@ def test_models_that_call_in_another_way_or_not_at_all(folder: Path) -> None:
     )
     assert "<tool_call>" in sentence and '"parameters"' in sentence and "[TOOL_CALLS]" in sentence
     assert refusal(plain, tools=[WEATHER]) == (
-        'the model\'s chat template says nothing of "tools"; leave them out, or choose a model that calls tools'
+        'the model\'s chat template does not show "tools" to the model; leave them out, or choose a model that calls tools'
     )
     # Whoever wants no call gets none, from any model.
     for model_info in (coder, plain):
@@ -447,12 +447,16 @@ def test_a_function_whose_schema_cannot_be_kept_is_named(folder: Path) -> None:
     model_info = made(folder, "qwen")
     wrong = {"type": "function", "function": {"name": "put", "parameters": {"properties": {"a": {"type": "objekt"}}}}}
     sentence = refusal(model_info, tools=[WEATHER, wrong], tool_choice="required")
-    assert sentence.startswith('"tool_choice" cannot be kept: "parameters" of the function "put": it cannot be compiled: ')
+    assert sentence.startswith(
+        '"tool_choice" cannot be enforced: "parameters" of the function "put": it cannot be compiled: '
+    )
     # Nobody asks for it to be kept here.
     stored(model_info, tools=[WEATHER, wrong])
     options = {"x-guidance": {"lenient": True}, **CITY}
     wrong = {"type": "function", "function": {"name": "put", "parameters": options, "strict": True}}
-    assert '"strict" cannot be kept: "parameters" of the function "put": "x-guidance"' in refusal(model_info, tools=[wrong])
+    assert '"strict" cannot be enforced: "parameters" of the function "put": "x-guidance"' in refusal(
+        model_info, tools=[wrong]
+    )
     misspelled = {"properties": {"a": {"type": "string", "minlength": 3}}}
     wrong = {"type": "function", "function": {"name": "put", "parameters": misspelled, "strict": True}}
     assert 'of the function "put": "minlength" at #/properties/a of the schema' in refusal(model_info, tools=[wrong])

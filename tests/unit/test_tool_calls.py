@@ -1,4 +1,4 @@
-"""Calls in the texts of the families, what a record makes of them, and how they are streamed."""
+"""Tool calls in answers: parsed by each model family's form, put into records, and streamed."""
 
 from __future__ import annotations
 

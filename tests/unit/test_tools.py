@@ -1,4 +1,4 @@
-"""What a chat says of tools, of which it must call, and of calls in earlier messages: OpenAI's spelling, strictly read."""
+"""`tools`, `tool_choice` and earlier tool calls of a chat: OpenAI's spelling, strictly checked."""
 
 from __future__ import annotations
 
@@ -126,13 +126,16 @@ def test_models_read_functions_in_the_order_that_they_know() -> None:
         ({"tools": [GET], "parallel_tool_calls": 1}, r'^"parallel_tool_calls" must be true or false, got 1'),
         (
             {"tools": [GET], "response_format": {"type": "json_object"}},
-            r'^"response_format" says .* and "tools" .*; give one',
+            r'^"response_format" constrains .* and "tools" .*; give one',
         ),
         (
             {"tools": [GET], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
-            r'^"structured_outputs" says .* give one',
+            r'^"structured_outputs" constrains .* give one',
         ),
-        ({"tools": [GET], "tool_choice": "required", "min_tokens": 3}, r'^"min_tokens" does not go with "tool_choice"'),
+        (
+            {"tools": [GET], "tool_choice": "required", "min_tokens": 3},
+            r'^"min_tokens" cannot be combined with "tool_choice"',
+        ),
         ({"functions": [{"name": "x"}]}, r'^"functions" = .* is not supported; remove it$'),
     ],
 )
@@ -212,7 +215,7 @@ def made(*calls: object, **more: Any) -> dict[str, Any]:
         ),
         (
             [made(called()), {"role": "user", "content": "x"}, {"role": "tool", "tool_call_id": "call_1", "content": "x"}],
-            r"^messages\[3\]: .* no call of the message before",
+            r"^messages\[3\]: .* no call in the assistant's last message before",
         ),
     ],
 )

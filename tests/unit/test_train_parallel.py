@@ -1,4 +1,4 @@
-"""How a parallel draft is trained: a window with its blocks of masks says what passes over a text and masks say."""
+"""Training of a parallel draft: a window with blocks of masks gives the logits of passes over the text with masks."""
 
 from __future__ import annotations
 

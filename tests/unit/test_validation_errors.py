@@ -1,4 +1,4 @@
-"""Whatever is wrong with whatever field: one sentence that names the field, what it must be, and what it is."""
+"""Validation errors: one sentence that names the field, the allowed values and the value given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The law: whatever a draft proposes, a row's result is what plain decoding gives."""
+"""The verifier: with any proposals a row's result equals plain decoding."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_a_row_whose_scores_are_not_numbers_fails_alone() -> None:
     ended = finish(verifier(Overflowing(CONTEXT), NoProposer(), 2, end=()), [Row(1, (1, 2), 5), good])
     failure = ended.pop(1)
     assert isinstance(failure, RowFailure)
-    assert failure.message.startswith("behind 2 tokens the model's scores are not numbers")
+    assert failure.message.startswith("after 2 tokens the model's logits are not finite")
     assert_plain([good], ended, end=())
 
 

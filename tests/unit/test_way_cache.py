@@ -1,4 +1,4 @@
-"""How a model runs on the hf engine is found out once, and what is remembered of it may be damaged."""
+"""The cache of how the hf engine runs a model: the trial runs once, and damaged entries are ignored."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_what_is_damaged_is_found_out_anew(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_refusal_is_remembered_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path / "model", "bert, both ways")
-    with pytest.raises(ModelError, match="see those that come after"):
+    with pytest.raises(ModelError, match="attend to later ones"):
         way_of(folder, True)
     monkeypatch.setattr(probe, "find_way", lambda config, fused: pytest.fail("it is known"))
-    with pytest.raises(ModelError, match="see those that come after"):
+    with pytest.raises(ModelError, match="attend to later ones"):
         way_of(folder, True)
 
 
@@ -98,7 +98,7 @@ def test_the_driver_asks_before_anything_starts(tmp_path: Path) -> None:
     with TokenizerProcess() as tokenizer_process:
         for _ in range(2):
             tokenizer_process.check_hf_runs(model_info(right, "llama"), True)
-            with pytest.raises(ModelError, match=r"a name \(bert\) cannot be run by the hf engine: its tokens see"):
+            with pytest.raises(ModelError, match=r"a name \(bert\) cannot be run by the hf engine: its tokens attend"):
                 tokenizer_process.check_hf_runs(model_info(wrong, "bert"), True)
 
 
@@ -121,7 +121,7 @@ def test_a_job_is_refused_before_actors_start(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 2, ended.stderr
     said = " ".join(ended.stderr.split())
-    assert "cannot be run by the hf engine: its tokens see those that come after them" in said
+    assert "cannot be run by the hf engine: its tokens attend to later ones" in said
     assert "Traceback" not in said and "ray" not in said.lower()
 
 

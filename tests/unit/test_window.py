@@ -1,4 +1,4 @@
-"""How much of a text a draft reads: as much as pays, by what things take and by what has accepted behind each window."""
+"""The draft's window: as long as pays, by measured costs and by the acceptance with each window."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _check_schema(schema: Any) -> None:
         raise BadConstraint(f'"x-guidance" of a schema holds {", ".join(sorted(SCHEMA_OPTIONS))}; remove {named}')
     if (found := left_out(schema)) is not None:
         key, place = map(shortened, found)
-        raise BadConstraint(f'"{key}" at {place} of the schema cannot be kept; correct its spelling or remove it')
+        raise BadConstraint(f'"{key}" at {place} of the schema cannot be enforced; correct its spelling or remove it')
 
 
 def _own_grammar(text: str) -> str:

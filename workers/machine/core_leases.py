@@ -116,8 +116,8 @@ def default_folder() -> Path:
             return root
         refusals.append(f"{root} cannot be written to")
     raise WorkerError(
-        f"there is no folder for the leases of cores that other users cannot remove: {'; '.join(refusals)} "
-        f"(chmod 1777 {ROOTS[0]} as root makes it one)"
+        f"no folder keeps other users from removing the leases of cores: {'; '.join(refusals)} "
+        f"(as root: chmod 1777 {ROOTS[0]})"
     )
 
 
@@ -269,7 +269,7 @@ def _open_own(path: Path) -> int:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
         os.close(file)
-        raise WorkerError(f"{path} must be an ordinary file of yours: remove what is there")
+        raise WorkerError(f"{path} must be a regular file of yours: remove what is there")
     if stat.S_IMODE(status.st_mode) != FILE_MODE:
         os.fchmod(file, FILE_MODE)
     return file

@@ -145,7 +145,7 @@ def _check_tools(base: Path, beneath: int) -> None:
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(str(base / name))
     except OSError as error:
-        raise Unfit(f"{base} takes no socket: {error.strerror}") from None
+        raise Unfit(f"{base} cannot hold a socket: {error.strerror}") from None
     finally:
         # A file system that takes none, being read-only, lets none be removed either.
         with suppress(OSError):
@@ -164,7 +164,9 @@ def _made_and_locked(base: Path) -> tuple[Path, int]:
         try:
             folder = Path(tempfile.mkdtemp(dir=base, prefix=""))
         except OSError as error:
-            raise JobError(f"{base} takes no folder: {error.strerror}; set TMPDIR to a folder of your own") from None
+            raise JobError(
+                f"no folder can be made in {base}: {error.strerror}; set TMPDIR to a folder of your own"
+            ) from None
         lock = _locked(folder)
         if lock is not None:
             return folder, lock

@@ -109,7 +109,7 @@ def _check(section: Section) -> None:
         raise section.refuse(f'has "{BASE}": {quoted(section.values[BASE])}, where a name is needed')
     for key, value in section.values.items():
         if key not in HARMLESS and value not in (None, False, {}, []):
-            raise section.refuse(f"has {quoted(key)}: {quoted(value)}, which is not followed")
+            raise section.refuse(f"has {quoted(key)}: {quoted(value)}, which is not supported")
 
 
 def _change(section: Section, module: str, pair: Mapping[str, Entry]) -> Change:

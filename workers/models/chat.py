@@ -43,7 +43,7 @@ def refuse_unknown(variables: Collection[str], options: Options) -> None:
         if name not in variables:
             known = f"it knows {', '.join(sorted(variables))}" if variables else "it knows no such options"
             shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
-            raise LeftOutError(f'does not ask for "{shown}" of "chat_template_kwargs" ({known}); remove it')
+            raise LeftOutError(f'does not use "{shown}" of "chat_template_kwargs" ({known}); remove it')
 
 
 def refuse_left_out(render: Render, messages: Sequence[Message], options: Options, tools: bool = False) -> None:
@@ -56,7 +56,7 @@ def refuse_unsaid(text: str, tools: Tools) -> None:
     """Refuse tools whose names are not in the rendered text of the conversation itself."""
     for tool in tools:
         if tool["function"]["name"] not in text:
-            raise LeftOutError('says nothing of "tools"; leave them out, or choose a model that calls tools')
+            raise LeftOutError('does not show "tools" to the model; leave them out, or choose a model that calls tools')
 
 
 def _forms(messages: Sequence[Message]) -> list[Form]:
@@ -83,7 +83,7 @@ def _left_out(render: Render, forms: Sequence[Form], options_text: str, tools: b
         return None
     if tools and (missing := [word for word in (TOOL, DESCRIPTION, PARAMETER) if word not in text]):
         if TOOL in missing:
-            return 'says nothing of "tools"; leave them out, or choose a model that calls tools'
+            return 'does not show "tools" to the model; leave them out, or choose a model that calls tools'
         what = "descriptions" if DESCRIPTION in missing else "parameters"
         return f'leaves out the {what} of "tools"; choose another model for them'
     for index, form in enumerate(forms):

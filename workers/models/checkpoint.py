@@ -352,7 +352,7 @@ def _load_pickled(file: Path, allow_pickle: bool) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         if allow_pickle or not _whole_pickle(file):
             raise ModelError(f"{file} is damaged: its pickle cannot be read") from error
-        raise ModelError(f"{file} holds more than weights; --allow-pickle runs what is in it") from error
+        raise ModelError(f"{file} holds more than weights; --allow-pickle runs the code in it") from error
     except Exception as error:  # a pickle can be wrong in every way that a program can
         raise ModelError(f"{file} cannot be read, it may be truncated: {first_line(error)}") from error
     if not isinstance(loaded, dict):

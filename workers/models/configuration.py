@@ -119,7 +119,7 @@ class Config:
         # A key of every family, for which false or null is not "not used".
         if (causal := self.stated("is_causal", True)) is not True:
             raise ModelError(
-                f'{self.source}: with "is_causal": {causal!r} a token sees those behind it; no engine runs that'
+                f'{self.source}: with "is_causal": {causal!r} tokens attend to later ones, which no engine runs'
             )
         for key, value in self.values.items():
             unused = value is None or value is False or value in ([], {})

@@ -17,7 +17,7 @@ def split_draft(name: str) -> tuple[str, str]:
     beside = next((each for each in WITH_TEXTS if name.endswith(each)), "")
     base = name.removesuffix(beside)
     if beside and base in (NONE, LOOKUP, SUFFIX):
-        raise UsageError(f'--draft: "{name}": + goes behind a model or auto; for {base} alone write --draft {base}')
+        raise UsageError(f'--draft: "{name}": + follows a model or auto; for {base} alone write --draft {base}')
     if beside and (not base or base.endswith(tuple(WITH_TEXTS))):
-        raise UsageError(f'--draft: "{name}": + goes once, and behind a model or auto, such as --draft auto{beside}')
+        raise UsageError(f'--draft: "{name}": + may be given once, after a model or auto, such as --draft auto{beside}')
     return base, beside

@@ -63,7 +63,7 @@ def state_of(path: Path) -> os.stat_result:
 def _check_ordinary(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = next((name for is_kind, name in KINDS if is_kind(mode)), "something else")
-        raise ModelError(f"{path} is {kind}, where an ordinary file is needed")
+        raise ModelError(f"{path} is {kind}, where a regular file is needed")
 
 
 def check_written(path: Path) -> None:
@@ -119,7 +119,7 @@ def _check_object(file: Path) -> None:
 
 def _check_length(file: Path, size: int, longest: int) -> None:
     if size > longest:
-        raise ModelError(f"{file} is larger than {longest >> 20} MB, which no such file of a model is")
+        raise ModelError(f"{file} is larger than {longest >> 20} MB, the most that this file of a model may have")
 
 
 def sync(path: Path) -> None:

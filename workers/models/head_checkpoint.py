@@ -80,7 +80,10 @@ def lay_out_head(path: Path, head: HeadConfig, precision: Precision, allow_pickl
     checkpoint = open_checkpoint(path, allow_pickle)
     try:
         if checkpoint.quantisation is not None:
-            raise ModelError(f"{path}: a head that comes quantised is not supported; --draft-precision rounds one on load")
+            raise ModelError(
+                f"{path}: a quantised head is not supported; give an unquantised one, which --draft-precision rounds "
+                "on load"
+            )
         own = checkpoint.has(OWN_EMBEDDING)
         if not own and head.hidden != head.target_hidden:
             raise ModelError(

@@ -32,7 +32,8 @@ def states_of(target: ModelInfo, draft: ModelInfo) -> tuple[int, ...]:
         build_program(values, Format.BF16, source=str(config_path(path)), states=layers)
     except ModelError as error:
         raise PairError(
-            f'the head "{draft.name}" cannot go with "{target.name}", whose states the native engine does not hand out: '
+            f'the head "{draft.name}" cannot be used with "{target.name}", whose hidden states the native engine '
+            "does not return: "
             f"{error}; choose a draft with a model of its own, or --draft lookup"
         ) from error
     return layers
@@ -50,5 +51,5 @@ def _misfit(head: HeadConfig, target: Mapping[str, Any], info: ModelInfo) -> str
     if head.vocabulary != info.vocabulary:
         return f"it was made for {head.vocabulary:,} tokens, the target has {info.vocabulary:,}"
     if outside := [layer for layer in head.layers_of(count) if not 0 <= layer < count]:
-        return f"it reads what comes into layer {outside[0]}, the target has layers 0 to {count - 1}"
+        return f"it reads the input of layer {outside[0]}, the target has layers 0 to {count - 1}"
     return None

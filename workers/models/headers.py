@@ -155,9 +155,9 @@ def read_header(file: Path) -> dict[str, Entry]:
             raise ModelError(f"{file} has a damaged header: the weight {quoted(name)} {said}")
         end = stop
     if 8 + length + end > size:
-        raise ModelError(f"{file} is truncated: it has {size:,} bytes, its header tells of {8 + length + end:,}")
+        raise ModelError(f"{file} is truncated: it has {size:,} bytes, and its header says {8 + length + end:,}")
     if 8 + length + end < size:
-        raise ModelError(f"{file} has {size:,} bytes, its header tells of {8 + length + end:,} only: it is damaged")
+        raise ModelError(f"{file} has {size:,} bytes, and its header says {8 + length + end:,}: it is damaged")
     return {
         name: Entry(file, described["dtype"], tuple(described["shape"]), 8 + length + spans[name][0])
         for name, described in header.items()
@@ -215,7 +215,7 @@ def _stored_in(file: Path) -> int | None:
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise ModelError(f"{file} has compressed members, which no checkpoint of torch has: {quoted(member.filename)}")
     if (told := sum(member.file_size for member in members)) > size:
-        raise ModelError(f"{file} is damaged: it has {size:,} bytes, its members tell of {told:,}")
+        raise ModelError(f"{file} is damaged: it has {size:,} bytes, and its members need {told:,}")
     return sum("/data/" in member.filename for member in members)
 
 

@@ -120,7 +120,7 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
             )
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{model_info.name} holds more than weights in its .bin files; --allow-pickle runs what is in them"
+            f"{model_info.name} holds more than weights in its .bin files; --allow-pickle runs the code in them"
         ) from error
     except ModuleNotFoundError as error:  # of a library of quantised weights that transformers has no sentence about
         install = installed_by(read_config(Path(model_info.path)), str(error.name))
@@ -193,8 +193,8 @@ def _check_complete(model_info: ModelInfo, report: dict[str, Any], quantised: bo
     wrong = sorted(report.get("mismatched_keys") or ())
     if missing and quantised:
         raise ModelError(
-            f"{model_info.name}: of the checkpoint as it comes quantised transformers makes no weights for {len(missing)} "
-            f'names, first "{missing[0]}": its library may need another one to read it, as auto-round needs auto-round-lib'
+            f"{model_info.name}: transformers makes no weights for {len(missing)} names of the quantised checkpoint, first "
+            f'"{missing[0]}": its library may need another package to read it, as auto-round needs auto-round-lib'
         )
     if missing:
         raise ModelError(f'{model_info.name} lacks {len(missing)} of its weights, first "{missing[0]}"')
@@ -241,7 +241,7 @@ def _probed(model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> t
             raise
         other = "fp32" if spec.precision == "bf16" else "bf16"
         raise ModelError(
-            f"{model_info.name} cannot be computed in {spec.precision} as it comes quantised ({first_line(error)}); choose "
+            f"{model_info.name} is quantised and cannot be computed in {spec.precision} ({first_line(error)}); choose "
             f"another precision, such as {other} (--precision, of a draft --draft-precision)"
         ) from error
     # Written so that NaN fails.

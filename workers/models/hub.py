@@ -55,8 +55,9 @@ def from_hub(name: str, repository: str, wanted: Wanted, fetch: bool) -> Path:
     if not fetch:
         why = f" as a whole ({lacking})" if lacking else ""
         raise ModelError(
-            f'"{name}" is not on this machine{why}, and a plan fetches nothing, so that its size is not known here: a run '
-            "takes it from the model hub; plan when it is there, or by sizes, with --model-bytes and --draft-bytes"
+            f'"{name}" is not on this machine{why}, and a plan downloads nothing, so its size is unknown: plan after '
+            "a run has "
+            "downloaded it, or give sizes with --model-bytes and --draft-bytes"
         )
     if constants.HF_HUB_OFFLINE and lacking:
         raise ModelError(
@@ -76,7 +77,7 @@ def from_hub(name: str, repository: str, wanted: Wanted, fetch: bool) -> Path:
     except ModelError:
         raise
     except RepositoryNotFoundError as error:
-        raise ModelError(f'the model hub has no "{repository}" that may be read from here') from error
+        raise ModelError(f'the model hub has no "{repository}", or this user may not read it') from error
     except Exception as error:  # the client's transport, and so its error types, depend on its version
         if lacking:
             raise ModelError(

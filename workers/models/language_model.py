@@ -136,7 +136,7 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
         return dict(values)
     if values.get("quantization"):  # MLX's, whose tools for these have layouts of their own
         raise ModelError(
-            f'{source}: "quantization" (MLX) of {quoted(values["model_type"])}, which sees or hears as well, is not read: '
+            f'{source}: "quantization" (MLX) of {quoted(values["model_type"])}, a multimodal model, is not read: '
             "take this model in another format"
         )
     stated = values.get("text_config")

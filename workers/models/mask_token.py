@@ -36,8 +36,8 @@ def mask_token_of(model: Path) -> int | None:
     wanting = list(_not_honoured(config))
     if wanting:
         raise ModelError(
-            f"{source} is of a draft that is handed hidden states of its target ({', '.join(wanting)}), which a parallel "
-            "draft is not here: choose one that was adapted as PARD does it, or one that proposes token by token"
+            f"{source} is of a parallel draft that reads hidden states of its target ({', '.join(wanting)}), which is "
+            "not supported: choose one that was adapted as PARD does it, or one that proposes token by token"
         )
     return found.pop()
 

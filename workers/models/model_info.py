@@ -106,7 +106,7 @@ def find(name: str, fetch: bool = True) -> Path:
         if path.is_symlink() and not path.exists():
             raise ModelError(f'the model directory "{name[:80]}" does not exist: it is a link to nowhere, or to itself')
     except PermissionError:
-        raise ModelError(f'the model directory "{name[:80]}" may not be looked into by this user') from None
+        raise ModelError(f'this user may not read the model directory "{name[:80]}"') from None
     except OSError as error:  # the name is too long
         raise ModelError(f'the model directory "{name[:80]}" does not exist: {error.strerror}') from None
     except RuntimeError as error:  # ~user of an unknown user
@@ -119,7 +119,7 @@ def find(name: str, fetch: bool = True) -> Path:
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         if path.exists():
             raise ModelError(
-                f"\"{name}\" is no model's directory and no GGUF file; give the directory of the model's files"
+                f"\"{name}\" is neither a model's directory nor a GGUF file; give the directory of the model's files"
             )
         raise ModelError(f'the model directory "{name}" does not exist')
     name = hub_id(name)
@@ -192,7 +192,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
     if not isinstance(family, str):
         raise ModelError(f'{source} has no "model_type": is this a language model\'s directory?')
     if config.get(WEIGHTS_KEY) is not None:
-        raise ModelError(f'{source}: "{WEIGHTS_KEY}" is not followed; remove it, and name the weights {SINGLE}')
+        raise ModelError(f'{source}: "{WEIGHTS_KEY}" is not supported; remove it, and name the weights {SINGLE}')
     weights = _there(path)
     context = _context(text, family, source)
     vocabulary = text.get("vocab_size")

@@ -90,8 +90,8 @@ def check_weights(
         raise ModelError(f"{path}: the hf engine does not read GGUF files; leave out --engine hf")
     elif not any((directory / name).exists() for name in HF_WEIGHTS[safe]):
         raise ModelError(
-            f"{path} has neither {' nor '.join(HF_WEIGHTS[safe])}, by which alone the hf engine finds weights: save the "
-            "model again with save_pretrained, or add the index"
+            f"{path} has neither {' nor '.join(HF_WEIGHTS[safe])}, which the hf engine needs to find the weights: save "
+            "the model again with save_pretrained, or add the index"
         )
     else:
         config = read_config(directory)

@@ -272,7 +272,7 @@ def _order(checkpoint: Checkpoint, weight: Weight) -> NDArray[np.int32]:
     may have none, beside others that have one."""
     matrix = checkpoint.matrix(weight.sources[0])
     if matrix is None:
-        raise ModelError(f'the columns of "{weight.sources[0].name}" have no order any more: the checkpoint has changed')
+        raise ModelError(f'"{weight.sources[0].name}" has lost its activation order: the checkpoint has changed')
     return np.arange(weight.columns, dtype=np.int32) if matrix.order is None else matrix.order
 
 

@@ -69,8 +69,8 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True, 
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
-            "transformers has no model of this family that goes on with a text by itself (AutoModelForCausalLM): it is "
-            "one that also sees or hears, or no language model at all"
+            "transformers has no causal language model of this family (AutoModelForCausalLM): it is multimodal, or no "
+            "language model"
         )
     _check_quantised(config)
     # Twins are not quantised, so their trials cannot show this.
@@ -84,9 +84,9 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True, 
     except Exception as error:  # whatever a model's own code fails with
         raise ModelError(f"transformers itself cannot write a text with it ({said(error)})") from error
     if not all(torch.isfinite(text.scores).all() for text in texts):
-        raise ModelError("transformers itself writes scores with it that are not numbers")
+        raise ModelError("transformers itself computes logits with it that are not finite")
     if looks_ahead(model):
-        raise ModelError("its tokens see those that come after them, so that no candidate can be verified")
+        raise ModelError("its tokens attend to later ones, so that no candidate can be verified")
     beside = pooled or special(model)
     why = beside or "its attention cannot be replaced in transformers"
     if model._supports_attention_backend and ragged and not pooled:

@@ -84,7 +84,7 @@ class Tokenizer:
         _ = self._whole
         if kept_tokenizers.place_of(self._path) != self._place:
             del self._whole
-            raise ModelError(f"{self._path} was changed while its model is in use: start anew, and it is read as it is now")
+            raise ModelError(f"{self._path} changed while its model is in use: start again to read the new files")
 
     def encode(self, text: str) -> list[int]:
         return self._coder.encode([text], framed=True)[0]
@@ -166,7 +166,7 @@ class Tokenizer:
         """The tokenizer in llguidance's form, for a model that scores ``vocabulary`` ids. Takes a second for a large
         one."""
         if self._coder.fast is None:
-            raise BadConstraint("the model's tokenizer has no tokenizer.json, by which alone a constraint can be kept")
+            raise BadConstraint("the model's tokenizer has no tokenizer.json, which constraints need")
         fast = copy(self._coder.fast)
         fast.no_padding()
         fast.no_truncation()
@@ -187,7 +187,7 @@ def _sentence(path: Path) -> Iterator[None]:
         raise
     except BaseException as error:  # broken files raise many types; a panic in Rust is no Exception
         if path.is_dir() and not any(holds_tokenizer(file) for file in path.iterdir()):
-            raise ModelError(f"{path} holds no tokenizer: neither {FAST} nor what one is made of") from None
+            raise ModelError(f"{path} holds no tokenizer: neither {FAST} nor the files that it is made from") from None
         raise ModelError(f"the tokenizer of {path} cannot be loaded: {said(error)}") from None
 
 
@@ -235,7 +235,7 @@ def check_comparable(model: ModelInfo, against: ModelInfo) -> None:
     """Refuse to compare models whose ids stand for different tokens."""
     if (found := _other_meanings(model, against, "model", "other")) is not None:
         raise PairError(
-            f'"{model.name}" cannot be held against "{against.name}": {found}; choose a model with the same '
+            f'"{model.name}" cannot be compared with "{against.name}": {found}; choose a model with the same '
             "tokenizer, or score each by itself"
         )
 

@@ -137,8 +137,8 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
             return _inverse_of_lower(lower).flip(0, 1)
         if damping >= MOST_DAMPING:
             raise UsageError(
-                "--calibration: of this text a layer's inputs give rounding nothing to go by: they may be no finite "
-                "numbers, or too large for float32; give another text, or --method rtn, which needs none"
+                "--calibration: a layer's inputs from this text cannot be used: they may be non-finite, or too large for "
+                "float32; give another text, or --method rtn, which needs none"
             )
         damping *= 10
 

@@ -93,10 +93,10 @@ def layers_of(program: Program) -> list[Layer]:
         experts = frozenset(number for op in ops if op.kind is Kind.EXPERTS for number in _matrices_of(op))
         found.append(Layer(index, start, stop, tuple(rounded), experts, tuple(_feeders(program, start, stop))))
     if any(behind.start < before.stop for before, behind in pairwise(found)):
-        raise ModelError("a text goes through the model's layers again and again, so they are not rounded layer by layer")
+        raise ModelError("a text passes through the model's layers repeatedly, so they cannot be rounded layer by layer")
     names = [tensor.name for layer in found for tensor in layer.matrices(program)]
     if len(set(names)) < len(names):
-        raise ModelError("the model's layers share weights, which are not rounded layer by layer")
+        raise ModelError("the model's layers share weights, so they cannot be rounded layer by layer")
     return found
 
 

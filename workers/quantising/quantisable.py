@@ -30,9 +30,7 @@ def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
     file = path / "config.json"
     values = read_json(file)
     if sees(values):
-        raise ModelError(
-            f"{path} is a model that sees as well, and is not quantised; run it with --precision w4a8 as it is"
-        )
+        raise ModelError(f"{path} is multimodal, and cannot be quantised here; --precision w4a8 rounds it on load")
     if values.get("quantization_config"):
         method = dict(values["quantization_config"]).get("quant_method", "unknown")
         raise ModelError(f"{path} is quantised already ({method}); give the checkpoint that it was made from")
@@ -41,13 +39,13 @@ def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
     experts = named(program, (number for op in program.ops if op.kind is Kind.EXPERTS for number in weights_of(op)))
     if joined := next((source.name for source in experts if source.rows), None):
         raise ModelError(
-            f'{path} has all experts of a layer in one matrix, "{joined}", as no quantised format does, and is not '
-            "quantised; run it with --precision w4a8 as it is"
+            f'{path} has all experts of a layer in one matrix, "{joined}", which no quantised format does, so it '
+            "cannot be quantised here; --precision w4a8 rounds it on load"
         )
     if turned := next((source.name for source in sources if source.stored and len(source.shape) == 2), None):
         raise ModelError(
-            f'{path} stores "{turned}" with its inputs as rows, as no quantised format does, and is not quantised; run it '
-            "with --precision w4a8 as it is"
+            f'{path} stores "{turned}" as [inputs, outputs], which no quantised format does, so it cannot be quantised '
+            "here; --precision w4a8 rounds it on load"
         )
     return program, values
 

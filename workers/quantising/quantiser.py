@@ -93,7 +93,7 @@ def quantise(wanted: Wanted, tell: Tell) -> Made:
     choice = choice_of(wanted.bits, wanted.method, wanted.group, program, model_info.dtype)
     windows = torch.tensor(wanted.windows, dtype=torch.int64)
     if choice.calibrated and len(windows) < 2:
-        raise UsageError("--calibration: the text is too short to go by; give some thousand tokens of it")
+        raise UsageError("--calibration: the text is too short; give some thousand tokens")
     plan = {
         "version": VERSION,
         "model": model_info.digest,

@@ -390,7 +390,7 @@ class Verifier:
             try:
                 row, matching = self._with_matching(without_invalid_resumption(row, self.engine.vocabulary))
             except BadConstraint as error:
-                yield RowFailure(row.key, f"what the answer must be is not usable: {error}")
+                yield RowFailure(row.key, f"the row's constraint cannot be used: {error}")
                 continue
             shared = self._prefix_cache.open(row.key, row.prompt, row.sampling, written=row.resumed)
             if shared is None:
@@ -432,14 +432,14 @@ class Verifier:
         if isinstance(error, BadScores):
             return RowFailure(
                 live.row.key,
-                f"behind {len(live.tokens) - len(live.row.prompt)} tokens the model's scores are not numbers: in fp16 none "
-                "is beyond 65,504; choose --precision bf16 or fp32",
+                f"after {len(live.tokens) - len(live.row.prompt)} tokens the model's logits are not finite: fp16 ends at "
+                "65,504; choose --precision bf16 or fp32",
             )
         why = f": {error}" if str(error) else ""
         return RowFailure(
             live.row.key,
-            f"behind {len(live.tokens) - len(live.row.prompt)} tokens none that the model can write fits what the answer "
-            f"must be{why}",
+            f"after {len(live.tokens) - len(live.row.prompt)} tokens no token of the model satisfies the row's "
+            f"constraint{why}",
         )
 
     def _with_matching(self, row: Row) -> tuple[Row, Matching | None]:

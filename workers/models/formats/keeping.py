@@ -50,7 +50,7 @@ class AsItComes:
                 # An embedding is read row by row, so it is dequantised.
                 return Kept(Format.FP32)
             raise ModelError(
-                f'the weight "{tensor.name}" cannot be kept as its format has it: {error}; --precision bf16 runs it, '
+                f'the weight "{tensor.name}" cannot be kept in its own format: {error}; --precision bf16 runs it, '
                 "--precision fp32 without rounding"
             ) from None
         if tensor.transposed:

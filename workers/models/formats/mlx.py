@@ -168,7 +168,9 @@ def read_mlx(values: Mapping[str, Any], source: str) -> Mlx:
     section = Section(values[KEY], f"{source}: {KEY}")
     family = values.get("model_type")
     if family not in FAMILIES:
-        raise section.refuse(f"is MLX's, and how MLX keeps a model of type {quoted(family)} is not known here: {ELSEWHERE}")
+        raise section.refuse(
+            f"is quantised by MLX, whose layout of the type {quoted(family)} is not supported: {ELSEWHERE}"
+        )
     usual = _settings(section, {key: value for key, value in section.values.items() if not isinstance(value, dict | bool)})
     if not {"group_size", "bits"} <= usual.keys():
         raise section.refuse('has no "group_size" and "bits"')

@@ -185,7 +185,7 @@ class _Reader:
 
     def check_count(self, count: int, least: int, what: str) -> None:
         if count * least > min(self.size, LONGEST_METADATA) - self.at:
-            self.refuse(f"tells of {count:,} {what}, for which it has too few bytes")
+            self.refuse(f"names {count:,} {what}, for which it has too few bytes")
 
     def number(self, form: str) -> Any:
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]

@@ -42,7 +42,7 @@ def files_of(path: Path) -> list[Path]:
 def _count(file: GgufFile) -> int:
     count = file.metadata.get(COUNT, 1)
     if type(count) is not int or not 0 <= count <= MOST:
-        _refuse(file, f"has {quoted(COUNT)}: {quoted(count)}, which is no number of files")
+        _refuse(file, f"has {quoted(COUNT)}: {quoted(count)}, which is not a number of files")
     return max(1, count)
 
 
@@ -54,7 +54,7 @@ def _paths(file: GgufFile, count: int) -> list[Path]:
         _refuse(
             file,
             f"is one of {count} files of a model, whose names have to end in -00001-of-{count:05}.gguf and so on: "
-            "give them back the names that they came with",
+            "restore the names that they were published with",
         )
     paths = [file.path.with_name(f"{named[1]}-{number:05}-of-{named[3]}{named[4]}") for number in range(1, count + 1)]
     if int(named[2]) != 1:
@@ -83,7 +83,7 @@ def _read_all(files: tuple[tuple[Path, State], ...]) -> GgufFile:
             _refuse(
                 part,
                 f"says that it is file {quoted(stated[1])} (counted from 0) of {quoted(stated[0])} of a model, its name "
-                f"says {number} of {len(parts)}: give the files back the names that they came with",
+                f"says {number} of {len(parts)}: restore the names that the files were published with",
             )
         if twice := tensors.keys() & part.tensors.keys():
             _refuse(part, f"holds the tensor {quoted(min(twice))}, which another file of the model holds as well")

@@ -116,7 +116,7 @@ def _hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
     width = metadata.get("expert_feed_forward_length", int)
     others = {metadata.get(key, int, width) for key in ("feed_forward_length", SHARED_WIDTH)}
     if others != {width} or metadata.get(SHARED_COUNT, int, 1) != 1:
-        metadata.refuse(f"has experts of {width} columns, beside which not one other of this width stands")
+        metadata.refuse(f"has experts of {width} columns, and not exactly one shared expert of that width")
     return llama_style(metadata) | {
         "model_type": "hunyuan_v1_moe",
         "num_experts": count,

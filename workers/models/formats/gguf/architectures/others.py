@@ -11,11 +11,11 @@ READS = (
 )
 SPEAKS = ("pockettts", "qwen3tts", "wavtokenizer-dec")
 FILLS_IN = ("dream", "llada", "llada-moe", "rnd1")
-SEEING = "which is what a model sees or hears with: name the file of its language model"
-GUESSING = "which guesses tokens of another model, and is none by itself: name that model"
-READING = "which makes vectors of texts and writes none: name a language model"
-SPEAKING = "which makes sounds and writes no texts: name a language model"
-FILLING_IN = "which does not write texts from left to right: name a model that does"
+SEEING = "which is the vision or audio part of a model: name the file of its language model"
+GUESSING = "which is a draft head of another model: name that model"
+READING = "which is an embedding model: name a language model"
+SPEAKING = "which is a speech model: name a language model"
+FILLING_IN = "which is not autoregressive: name a model that is"
 GROUPS = ((SEES, SEEING), (GUESSES, GUESSING), (READS, READING), (SPEAKS, SPEAKING), (FILLS_IN, FILLING_IN))
 WHAT = {name: what for names, what in GROUPS for name in names}
 USUAL = "which is not run from GGUF files: give the model's checkpoint in safetensors (docs/models.md names those that are)"
