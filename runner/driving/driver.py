@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayTaskError
 
-from outrider.runner.driving import lifecycle, schedule
+from outrider.runner.driving import lifecycle_events, schedule_events
 from outrider.runner.driving.answers import AnswerExchange
 from outrider.runner.driving.job_record import JobRecord
-from outrider.runner.driving.lifecycle import Failure, Lifecycle, Loss
+from outrider.runner.driving.lifecycle import Lifecycle
+from outrider.runner.driving.lifecycle_events import Failure, Loss
 from outrider.runner.driving.replica import Call, Replica
 from outrider.runner.driving.schedule import Schedule
 from outrider.runner.hosts.limits import full_shared_memory
@@ -55,7 +56,7 @@ class DriverRecord(Protocol):
 
     def give_up(self, row: int, reason: str) -> None: ...
 
-    def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule.RowsEnded]: ...
+    def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule_events.RowsEnded]: ...
 
     def target_is_up(self, replica: Replica, report: WorkerReport) -> None: ...
 
@@ -100,7 +101,7 @@ class DriverLoop:
         self._schedule = rows_schedule
         # The number of the last row that was fetched.
         self._cursor = -1
-        self._finish: schedule.Finish | None = None
+        self._finish: schedule_events.Finish | None = None
         self._drain = threading.Event()
         self._draining = False
 
@@ -121,7 +122,7 @@ class DriverLoop:
                 self._ask_for_harvests()
                 self._handle_answers(self._wait_for_answers())
                 self._offer_cores()
-                self._tell_lifecycle(lifecycle.Tick())
+                self._tell_lifecycle(lifecycle_events.Tick())
                 self._begin_drain_if_asked()
                 self._at_every_tick()
                 self.record.save_if_due()
@@ -161,7 +162,7 @@ class DriverLoop:
         return [(asked[future], future, _answer(future)) for future in (*first, *more)]
 
     def _handle_answers(self, answers: Sequence[tuple[Replica, Any, Any]]) -> None:
-        self._tell_schedule(schedule.Tick(time.monotonic()))
+        self._tell_schedule(schedule_events.Tick(time.monotonic()))
         # Harvests first: rows that ended before an actor died are results. All of them are one transaction of the journal.
         harvests = [(replica, answer) for replica, _, answer in answers if isinstance(answer, Harvest)]
         for replica, future, answer in answers:
@@ -170,7 +171,7 @@ class DriverLoop:
                 replica.harvested()
         self._share_answers(harvests)
         if ended := self.record.take(harvests):
-            self._tell_schedule(schedule.RowsEndedTogether(tuple(ended)))
+            self._tell_schedule(schedule_events.RowsEndedTogether(tuple(ended)))
         # If Ray itself is gone, the deaths below are its own, and no row or replica is blamed for them.
         if (how := self._hosts.lost()) is not None:
             raise RayLostError(how)
@@ -192,39 +193,39 @@ class DriverLoop:
                     if isinstance(ended, RowResult):
                         self._answers.add(replica.number, ended.tokens)
 
-    def _answered(self, replica: Replica, call: Call, answer: Any) -> lifecycle.Event | None:
+    def _answered(self, replica: Replica, call: Call, answer: Any) -> lifecycle_events.Event | None:
         match call:
             case Call.LOAD_TARGET:
                 return self._target_loaded(replica, answer)
             case Call.LOAD_DRAFT:
                 self.record.actor_is_up(replica, "draft", answer)
                 replica.draft_is_ready(answer)
-                return lifecycle.DraftReady(replica.number)
+                return lifecycle_events.DraftReady(replica.number)
             case Call.TRACE_DRAFT:
                 self._trace.actor(replica.number, "draft", answer)
                 replica.draft_trace()
             case Call.SIGN_OF_LIFE:
-                return lifecycle.HostLives(replica.number)
+                return lifecycle_events.HostLives(replica.number)
         return None
 
-    def _target_loaded(self, replica: Replica, report: WorkerReport) -> lifecycle.Event:
+    def _target_loaded(self, replica: Replica, report: WorkerReport) -> lifecycle_events.Event:
         try:
             self._agree_on_path(report.path)
         except JobChangedError as difference:
-            return lifecycle.TargetDiffers(replica.number, difference)
+            return lifecycle_events.TargetDiffers(replica.number, difference)
         self.record.target_is_up(replica, report)
         if self._trace.enabled:
             replica.align("target", self._trace)
         replica.target_is_ready(report)
-        return lifecycle.TargetReady(replica.number)
+        return lifecycle_events.TargetReady(replica.number)
 
-    def _failed(self, replica: Replica, call: Call, error: Exception) -> lifecycle.Event | None:
+    def _failed(self, replica: Replica, call: Call, error: Exception) -> lifecycle_events.Event | None:
         number = replica.number
         match call:
             case Call.TRACE_DRAFT:
                 return None  # WATCH_DRAFT reports the draft's death
             case Call.SIGN_OF_LIFE:
-                return lifecycle.HostGone(number)
+                return lifecycle_events.HostGone(number)
         cause, raised = (error.cause, True) if isinstance(error, RayTaskError) else (error, False)
         # The kernel's memory kills and /dev/shm can be read only for this host.
         died_here = not raised and replica.plan.target.node is None
@@ -234,81 +235,81 @@ class DriverLoop:
         match call:
             case Call.LOAD_DRAFT | Call.WATCH_DRAFT:
                 replica.draft_is_gone()
-                return lifecycle.DraftDied(number, failure)
+                return lifecycle_events.DraftDied(number, failure)
             case Call.LOAD_TARGET:
-                return lifecycle.StartFailed(number, failure)
-        return lifecycle.TargetDied(number, failure, replica.unsent)
+                return lifecycle_events.StartFailed(number, failure)
+        return lifecycle_events.TargetDied(number, failure, replica.unsent)
 
     def _offer_cores(self) -> None:
         if not self._draining:
             for plan in self._hosts.new_replica_plans(self._lifecycle.unplaced):
-                self._tell_lifecycle(lifecycle.CoresOffered(plan))
+                self._tell_lifecycle(lifecycle_events.CoresOffered(plan))
 
     def _begin_drain_if_asked(self) -> None:
         if self._drain.is_set() and not self._draining:
             self._draining = True
-            self._tell_lifecycle(lifecycle.Drain())
-            self._tell_schedule(schedule.Drain())
+            self._tell_lifecycle(lifecycle_events.Drain())
+            self._tell_schedule(schedule_events.Drain())
 
     # What lifecycle and schedule want done
 
-    def _tell_lifecycle(self, event: lifecycle.Event) -> None:
+    def _tell_lifecycle(self, event: lifecycle_events.Event) -> None:
         self._carry_out_lifecycle(self._lifecycle.handle(event, time.monotonic()))
         self.counters.replicas_up = self._lifecycle.up
         self.counters.without_cores = self._lifecycle.without_cores
 
-    def _tell_schedule(self, event: schedule.Event) -> None:
+    def _tell_schedule(self, event: schedule_events.Event) -> None:
         self._carry_out_schedule(self._schedule.handle(event))
 
-    def _carry_out_lifecycle(self, instructions: Iterable[lifecycle.Instruction]) -> None:
+    def _carry_out_lifecycle(self, instructions: Iterable[lifecycle_events.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case lifecycle.Place(number, plan):
+                case lifecycle_events.Place(number, plan):
                     self._place(number, plan)
-                case lifecycle.Start(number):
+                case lifecycle_events.Start(number):
                     self._trace.event("start", number)
                     self._replicas[number].start()
-                case lifecycle.StartDraft(number):
+                case lifecycle_events.StartDraft(number):
                     self._replicas[number].start_draft()
-                case lifecycle.AttachDraft(number):
+                case lifecycle_events.AttachDraft(number):
                     self._attach_draft(self._replicas[number])
-                case lifecycle.Stop(number):
+                case lifecycle_events.Stop(number):
                     self._replicas[number].stop()
                     self.record.replica_stopped(number)
-                case lifecycle.Release(number):
+                case lifecycle_events.Release(number):
                     self._release(self._replicas[number])
-                case lifecycle.AskHost(number):
+                case lifecycle_events.AskHost(number):
                     self._tell_lifecycle(self._ask_host(self._replicas[number]))
-                case lifecycle.Note(sentence):
+                case lifecycle_events.Note(sentence):
                     self.counters.note(sentence)
-                case lifecycle.NoteLeftOut(number, difference):
+                case lifecycle_events.NoteLeftOut(number, difference):
                     host = self._hosts.host(self._replicas[number].plan)
                     self.counters.note(f"replica {number} on {host} is not used: {difference}")
-                case lifecycle.RecordLoss(loss, number, reason):
+                case lifecycle_events.RecordLoss(loss, number, reason):
                     self._record_loss(loss, number, reason)
-                case lifecycle.TellSchedule(event):
+                case lifecycle_events.TellSchedule(event):
                     self._tell_schedule(event)
-                case lifecycle.EndJob(error):
+                case lifecycle_events.EndJob(error):
                     raise error
 
-    def _carry_out_schedule(self, commands: Iterable[schedule.Command]) -> None:
+    def _carry_out_schedule(self, commands: Iterable[schedule_events.Command]) -> None:
         for command in commands:
             match command:
-                case schedule.Fetch(count):
+                case schedule_events.Fetch(count):
                     rows = self._rows.pending(self._cursor, count)
                     self._cursor = rows[-1][0] if rows else self._cursor
-                    self._tell_schedule(schedule.RowsFetched(tuple(rows), len(rows) < count))
-                case schedule.Send(number, numbers):
+                    self._tell_schedule(schedule_events.RowsFetched(tuple(rows), len(rows) < count))
+                case schedule_events.Send(number, numbers):
                     self._replicas[number].submit(self.record.rows_to_send(numbers, number))
-                case schedule.Cancel(number, numbers):
+                case schedule_events.Cancel(number, numbers):
                     self._replicas[number].cancel(self.record.keys(numbers))
-                case schedule.RecordAttempts(numbers):
+                case schedule_events.RecordAttempts(numbers):
                     self._rows.count_attempt(numbers)
-                case schedule.FailRow(row, reason):
+                case schedule_events.FailRow(row, reason):
                     self.record.give_up(row, reason)
-                case schedule.Restart(number):
-                    self._tell_lifecycle(lifecycle.RestartWanted(number))
-                case schedule.Finish():
+                case schedule_events.Restart(number):
+                    self._tell_lifecycle(lifecycle_events.RestartWanted(number))
+                case schedule_events.Finish():
                     self._finish = command
 
     def _place(self, number: int, plan: ReplicaPlan) -> None:
@@ -331,14 +332,14 @@ class DriverLoop:
             replica.align("draft", self._trace)
             replica.draft_trace()
 
-    def _ask_host(self, replica: Replica) -> lifecycle.Event:
+    def _ask_host(self, replica: Replica) -> lifecycle_events.Event:
         if self._hosts.gone(replica.plan):
-            return lifecycle.HostGone(replica.number)
+            return lifecycle_events.HostGone(replica.number)
         sign_of_life = self._hosts.sign_of_life(replica.plan)
         if sign_of_life is None:
-            return lifecycle.HostLives(replica.number)
+            return lifecycle_events.HostLives(replica.number)
         replica.ask_host(sign_of_life)
-        return lifecycle.HostWillTell(replica.number)
+        return lifecycle_events.HostWillTell(replica.number)
 
     def _record_loss(self, loss: Loss, number: int, reason: str) -> None:
         self.counters.target_deaths += loss is Loss.TARGET

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from outrider.runner.driving import schedule
+from outrider.runner.driving import schedule_events
 from outrider.runner.driving.partial_results import PartialResults
 from outrider.runner.driving.replica import Replica
 from outrider.runner.job.journal import Journal
@@ -69,11 +69,11 @@ class JobRecord:
         self._journal.record([], [(row, self._partial_results.give_up(row, reason))])
         self.counters.failed += 1
 
-    def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule.RowsEnded]:
+    def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule_events.RowsEnded]:
         """Journal the harvests that arrived together in one transaction; returns the rows that ended, by replica."""
         done: list[tuple[int, str]] = []
         failed: list[tuple[int, str]] = []
-        ended: list[schedule.RowsEnded] = []
+        ended: list[schedule_events.RowsEnded] = []
         self._all_recorded = not harvests
         self._update_seconds()
         for replica, harvest in harvests:
@@ -82,7 +82,7 @@ class JobRecord:
             failed += now_failed
             self._observe(replica, harvest)
             if rows := [number for number, _ in (*now_done, *now_failed)]:
-                ended.append(schedule.RowsEnded(replica.number, tuple(rows)))
+                ended.append(schedule_events.RowsEnded(replica.number, tuple(rows)))
                 self.rows_by_host[self._host_of(replica.plan)] += len(rows)
         if harvests:
             # Includes work of targets that have died and whose rows were done again.

@@ -19,10 +19,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from outrider.runner.counted import counted
-from outrider.runner.driving import schedule
+from outrider.runner.driving import schedule_events
+from outrider.runner.driving.lifecycle_events import (
+    AskHost,
+    AttachDraft,
+    CoresOffered,
+    DraftDied,
+    DraftReady,
+    Drain,
+    EndJob,
+    Event,
+    Failure,
+    HostGone,
+    HostLives,
+    HostWillTell,
+    Instruction,
+    Loss,
+    Note,
+    NoteLeftOut,
+    Place,
+    RecordLoss,
+    Release,
+    RestartWanted,
+    Start,
+    StartDraft,
+    StartFailed,
+    Stop,
+    TargetDied,
+    TargetDiffers,
+    TargetReady,
+    TellSchedule,
+    Tick,
+)
 from outrider.runner.planning.replica_plan import ReplicaPlan
 from outrider.workers.errors import JobChangedError, JobError, LeaseError, UsageError
 
@@ -78,215 +108,6 @@ class LeftOut:
 
 
 State = Starting | Up | Doubtful | Down | Lost | LeftOut
-
-
-# Events
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a call failed: the exception, and a sentence about it."""
-
-    error: Exception
-    reason: str
-    # The actor's own code raised the exception, so its host is alive.
-    raised: bool = False
-    host_gone: bool = False
-    # The process was killed because memory was short.
-    short_of_memory: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TargetReady:
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class TargetDiffers:
-    """It is up, but its numeric path is not the job's (another instruction set, say), so its texts might differ."""
-
-    replica: int
-    difference: JobChangedError
-
-
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """The target did not come up."""
-
-    replica: int
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class TargetDied:
-    """The target died. Rows that were assigned to it but still ``unsent`` cannot be the cause."""
-
-    replica: int
-    failure: Failure
-    unsent: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class DraftReady:
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class DraftDied:
-    """The draft could not be loaded, or its process has died."""
-
-    replica: int
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class HostLives:
-    """The host of a target in doubt has answered."""
-
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostWillTell:
-    """The host of a target in doubt has been asked for a sign of life."""
-
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostGone:
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class RestartWanted:
-    """The schedule wants a replica that is down to be started again."""
-
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class CoresOffered:
-    """Cores are free; ``plan`` is that of a replica on them."""
-
-    plan: ReplicaPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Start nothing from now on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has gone by."""
-
-
-Event = (
-    TargetReady | TargetDiffers | StartFailed | TargetDied | DraftReady | DraftDied
-    | HostLives | HostWillTell | HostGone | RestartWanted | CoresOffered | Drain | Tick
-)  # fmt: skip
-
-
-# Instructions
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Use this plan for the replica, which may be a new one."""
-
-    replica: int
-    plan: ReplicaPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Bring up its target and its draft."""
-
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartDraft:
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class AttachDraft:
-    """The draft is up: watch it, and attach it to its target."""
-
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Kill the replica's processes and forget the calls to them."""
-
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Its cores are free for other plans."""
-
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskHost:
-    """Ask the host for a sign of life: ``HostLives`` or ``HostGone`` follows, at once or after ``HostWillTell``."""
-
-    replica: int
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Tell the user."""
-
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoteLeftOut:
-    """Tell the user that the replica is not used, and on which host."""
-
-    replica: int
-    difference: JobChangedError
-
-
-class Loss(Enum):
-    """What has died, in the words of a trace."""
-
-    TARGET = "target died"
-    DRAFT = "draft died"
-    HOST = "host left"
-
-
-@dataclass(frozen=True, slots=True)
-class RecordLoss:
-    """Count and trace a loss."""
-
-    loss: Loss
-    replica: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TellSchedule:
-    """Pass this event on to the schedule."""
-
-    event: schedule.Event
-
-
-@dataclass(frozen=True, slots=True)
-class EndJob:
-    error: Exception
-
-
-Instruction = (
-    Place | Start | StartDraft | AttachDraft | Stop | Release | AskHost | Note | NoteLeftOut | RecordLoss | TellSchedule
-    | EndJob
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -352,7 +173,7 @@ class Lifecycle:
             case HostLives(replica):
                 return self._died(replica)
             case HostWillTell(replica):
-                return [TellSchedule(schedule.ReplicaDoubtful(replica))]
+                return [TellSchedule(schedule_events.ReplicaDoubtful(replica))]
             case HostGone(replica):
                 state = self._replicas[replica].state
                 return self._lose_host(replica, state.reason if isinstance(state, Doubtful) else "its host is gone")
@@ -375,7 +196,7 @@ class Lifecycle:
         self._enter(replica, Up())
         self._ever_up = True
         batch = self._replicas[replica].plan.replica_spec.batch
-        return [TellSchedule(schedule.ReplicaUp(replica, batch * QUEUE_DEPTH, batch))]
+        return [TellSchedule(schedule_events.ReplicaUp(replica, batch * QUEUE_DEPTH, batch))]
 
     def _place(self, plan: ReplicaPlan, now: float) -> list[Instruction]:
         """Use free cores for a replica that lost its own, else for a new one."""
@@ -385,7 +206,7 @@ class Lifecycle:
             return [Place(replica, plan), *self._start(replica, now)]
         replica = max(self._replicas) + 1
         self._replicas[replica] = _Replica(plan, Lost())
-        return [Place(replica, plan), TellSchedule(schedule.ReplicaAdded(replica)), *self._start(replica, now)]
+        return [Place(replica, plan), TellSchedule(schedule_events.ReplicaAdded(replica)), *self._start(replica, now)]
 
     # What fails
 
@@ -416,7 +237,7 @@ class Lifecycle:
             Stop(replica),
             RecordLoss(Loss.TARGET, replica, doubt.reason),
             *fewer,
-            TellSchedule(schedule.ReplicaDown(replica, doubt.reason, doubt.unsent, rows_are_blamed=not fewer)),
+            TellSchedule(schedule_events.ReplicaDown(replica, doubt.reason, doubt.unsent, rows_are_blamed=not fewer)),
         ]
 
     def _halve_batch(self, replica: int, reason: str) -> list[Instruction]:
@@ -458,14 +279,14 @@ class Lifecycle:
     def _withdraw(self, replica: int) -> list[Instruction]:
         """Its cores or its host are gone, which neither its rows nor the replica is blamed for."""
         self._enter(replica, Lost())
-        return [Release(replica), Stop(replica), TellSchedule(schedule.ReplicaLost(replica))]
+        return [Release(replica), Stop(replica), TellSchedule(schedule_events.ReplicaLost(replica))]
 
     def _leave_out(self, replica: int, difference: JobChangedError, state: Lost | LeftOut) -> list[Instruction]:
         """Go on without a replica whose texts might differ from the job's; end the job if no other is alive."""
         if not any(number != replica and _is_alive(each.state) for number, each in self._replicas.items()):
             return [EndJob(difference)]
         self._enter(replica, state)
-        return [NoteLeftOut(replica, difference), Stop(replica), TellSchedule(schedule.ReplicaLost(replica))]
+        return [NoteLeftOut(replica, difference), Stop(replica), TellSchedule(schedule_events.ReplicaLost(replica))]
 
     # What takes too long
 

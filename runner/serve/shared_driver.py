@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from outrider.runner.driving import schedule
+from outrider.runner.driving import schedule_events
 from outrider.runner.driving.driver import DriverLoop
 from outrider.runner.driving.schedule import Schedule
 from outrider.runner.hosts.this_machine import Hosts
@@ -51,18 +51,18 @@ class SharedDriver(DriverLoop):
 
     def offer(self) -> None:
         """Tell the schedule that there are rows of a new job, or of a single request."""
-        self._tell_schedule(schedule.RowsOffered())
+        self._tell_schedule(schedule_events.RowsOffered())
 
     def withdraw(self, job: Job) -> None:
         """Do nothing more for this job, and cancel its rows in progress."""
         # Set first, since the schedule fills the room at once, which must not be by rows of this job.
         job.exhausted = True
-        self._tell_schedule(schedule.RowsWithdrawn(first_row(job.number), first_row(job.number + 1) - 1))
+        self._tell_schedule(schedule_events.RowsWithdrawn(first_row(job.number), first_row(job.number + 1) - 1))
 
     def withdraw_single(self, request: str) -> None:
         number = self.jobs.single.withdraw(request)
         if number is not None:
-            self._tell_schedule(schedule.RowsWithdrawn(number, number))
+            self._tell_schedule(schedule_events.RowsWithdrawn(number, number))
             self.jobs.single.forget(number)
 
     def _agree_on_path(self, path: dict[str, str]) -> None:

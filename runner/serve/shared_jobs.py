@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.runner.driving import schedule
+from outrider.runner.driving import schedule_events
 from outrider.runner.driving.job_record import JobRecord
 from outrider.runner.driving.replica import Replica
 from outrider.runner.job.damage import gone
@@ -226,7 +226,7 @@ class SharedJobs:
         for job, [own] in self._by_job([row]):
             self._isolated(job, job.record.give_up, own, reason)
 
-    def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule.RowsEnded]:
+    def take(self, harvests: Sequence[tuple[Replica, Harvest]]) -> list[schedule_events.RowsEnded]:
         """Give each job its part of the harvests; returns the rows that ended, by replica."""
         ended = [each for harvest in harvests for each in self.single.take(*harvest)]
         theirs: dict[int, list[tuple[Replica, Harvest]]] = {}
@@ -239,7 +239,7 @@ class SharedJobs:
             job = self.jobs[number]
             for each in self._isolated(job, job.record.take, parts) or ():
                 rows = tuple(first_row(number) + row for row in each.rows)
-                ended.append(schedule.RowsEnded(each.replica, rows))
+                ended.append(schedule_events.RowsEnded(each.replica, rows))
         return ended
 
     def _parts(self, replica: Replica, harvest: Harvest) -> dict[int, Harvest]:

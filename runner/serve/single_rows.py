@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outrider.runner.driving import schedule
+from outrider.runner.driving import schedule_events
 from outrider.runner.driving.partial_results import PartialResults
 from outrider.runner.job.journal import StoredRow
 from outrider.runner.job.record_line import INVALID, TOO_LONG_FOR_MODEL
@@ -90,7 +90,7 @@ class SingleRows:
     def replica_stopped(self, replica: int) -> None:
         self._partial_results.partial_tokens.replica_gone(replica)
 
-    def take(self, replica: Replica, harvest: Harvest) -> list[schedule.RowsEnded]:
+    def take(self, replica: Replica, harvest: Harvest) -> list[schedule_events.RowsEnded]:
         for some in harvest.written:
             number, sample = divmod(some.key, MOST_SAMPLES)
             row = self._rows.get(number)
@@ -105,7 +105,7 @@ class SingleRows:
         for number, record in (*done, *failed):
             self._end(number, record)
         ended = tuple(number for number, _ in (*done, *failed))
-        return [schedule.RowsEnded(replica.number, ended)] if ended else []
+        return [schedule_events.RowsEnded(replica.number, ended)] if ended else []
 
     def _end(self, number: int, record: str) -> None:
         if (row := self._rows.pop(number, None)) is not None:

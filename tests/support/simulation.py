@@ -16,7 +16,7 @@ from time import thread_time
 
 import numpy as np
 
-from outrider.runner.driving import schedule
+from outrider.runner.driving import schedule, schedule_events
 
 TICK_SECONDS = 0.2
 QUEUED, ENDED, FAILED = 0, 1, 2
@@ -104,7 +104,7 @@ class Simulation:
         self.now, self.counter, self.lives, self.cursor = 0.0, 0, 0, 0
         self.deaths = self.copies = self.second_answers = self.most_held = self.events = 0
         self.scheduling = 0.0
-        self.finish: schedule.Finish | None = None
+        self.finish: schedule_events.Finish | None = None
 
     def run(self) -> Outcome:
         began = thread_time()
@@ -162,7 +162,7 @@ class Simulation:
     # Events of the simulated replicas
 
     def _tick(self, _: int, __: int) -> None:
-        self._tell(schedule.Tick(self.now))
+        self._tell(schedule_events.Tick(self.now))
         self._later(TICK_SECONDS, "tick", 0, 0)
 
     def _up(self, replica: int, _: int) -> None:
@@ -175,7 +175,7 @@ class Simulation:
         self.machines[replica] = _Machine(self.lives, float(self.speeds[replica]), slow_from, factor)
         self._later(life, "death", replica, self.lives)
         self.trace.append((self.now, self.machines[replica].speed * world.slots))
-        self._tell(schedule.ReplicaUp(replica, world.capacity, world.slots))
+        self._tell(schedule_events.ReplicaUp(replica, world.capacity, world.slots))
 
     def _death(self, replica: int, life: int) -> None:
         machine = self.machines.get(replica)
@@ -189,7 +189,7 @@ class Simulation:
             slowed = rate - rate / machine.factor
             self.trace.append((machine.slow_from, -slowed))
         self.trace.append((self.now, slowed - rate))
-        self._tell(schedule.ReplicaDown(replica, "boom"))
+        self._tell(schedule_events.ReplicaDown(replica, "boom"))
 
     def _done(self, replica: int, row: int) -> None:
         machine = self.machines.get(replica)
@@ -214,7 +214,7 @@ class Simulation:
             self.state[row] = ENDED
         self.partial_results.difference_update(new)
         if new:
-            self._tell(schedule.RowsEnded(replica, new))
+            self._tell(schedule_events.RowsEnded(replica, new))
 
     def _begin(self, replica: int, machine: _Machine) -> None:
         while machine.queue and len(machine.running) < self.world.slots:
@@ -229,7 +229,7 @@ class Simulation:
 
     # Events for the schedule, and its commands
 
-    def _tell(self, event: schedule.Event) -> None:
+    def _tell(self, event: schedule_events.Event) -> None:
         began = thread_time()
         commands = self.schedule.handle(event)
         self.scheduling += thread_time() - began
@@ -237,33 +237,33 @@ class Simulation:
         self.most_held = max(self.most_held, self.schedule.rows_known)
         self._perform(commands)
 
-    def _perform(self, commands: list[schedule.Command]) -> None:
+    def _perform(self, commands: list[schedule_events.Command]) -> None:
         for command in commands:
             assert self.finish is None, f"{command} after the finish"
             match command:
-                case schedule.Fetch(count):
+                case schedule_events.Fetch(count):
                     last = min(self.world.rows, self.cursor + count)
                     rows = tuple((row, self.attempts[row]) for row in range(self.cursor, last))
                     self.cursor = last
-                    self._tell(schedule.RowsFetched(rows, len(rows) < count))
-                case schedule.Send(replica, rows):
+                    self._tell(schedule_events.RowsFetched(rows, len(rows) < count))
+                case schedule_events.Send(replica, rows):
                     self._send(replica, rows)
-                case schedule.Cancel(replica, rows):
+                case schedule_events.Cancel(replica, rows):
                     machine = self.machines[replica]
                     machine.running.difference_update(rows)
                     machine.queue = deque(row for row in machine.queue if row not in rows)
                     self._begin(replica, machine)
-                case schedule.RecordAttempts(rows):
+                case schedule_events.RecordAttempts(rows):
                     self.attempts.update(rows)
                     self.partial_results.difference_update(rows)
-                case schedule.FailRow(row, _):
+                case schedule_events.FailRow(row, _):
                     assert self.state[row] == QUEUED
                     assert self.attempts[row] >= schedule.MOST_ATTEMPTS
                     self.state[row] = FAILED
-                case schedule.Restart(replica):
+                case schedule_events.Restart(replica):
                     assert replica not in self.machines
                     self._later(self.world.start_seconds, "up", replica, 0)
-                case schedule.Finish():
+                case schedule_events.Finish():
                     self.finish = command
 
     def _send(self, replica: int, rows: tuple[int, ...]) -> None:

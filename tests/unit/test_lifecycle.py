@@ -7,16 +7,23 @@ from dataclasses import replace
 
 from driver_world import PLAN
 
-from outrider.runner.driving import lifecycle, schedule
+from outrider.runner.driving import lifecycle_events, schedule_events
 from outrider.runner.driving.lifecycle import (
     DRAFT_AGAIN_SECONDS,
     MOST_DRAFT_DEATHS,
     SIGN_SECONDS,
+    Doubtful,
+    Down,
+    LeftOut,
+    Lifecycle,
+    Lost,
+    Starting,
+    Up,
+)
+from outrider.runner.driving.lifecycle_events import (
     AskHost,
     AttachDraft,
     CoresOffered,
-    Doubtful,
-    Down,
     DraftDied,
     DraftReady,
     Drain,
@@ -27,10 +34,7 @@ from outrider.runner.driving.lifecycle import (
     HostLives,
     HostWillTell,
     Instruction,
-    LeftOut,
-    Lifecycle,
     Loss,
-    Lost,
     Note,
     NoteLeftOut,
     Place,
@@ -40,21 +44,19 @@ from outrider.runner.driving.lifecycle import (
     Start,
     StartDraft,
     StartFailed,
-    Starting,
     Stop,
     TargetDied,
     TargetDiffers,
     TargetReady,
     TellSchedule,
     Tick,
-    Up,
 )
 from outrider.workers.errors import JobChangedError, JobError, LeaseError, ModelError, WorkerError
 
 DEADLINE, PATIENCE = 120.0, 600.0
 DIED = Failure(RuntimeError("died"), "its process died")
-UP = TellSchedule(schedule.ReplicaUp(0, 8, 4))
-DOWN = TellSchedule(schedule.ReplicaDown(0, "its process died"))
+UP = TellSchedule(schedule_events.ReplicaUp(0, 8, 4))
+DOWN = TellSchedule(schedule_events.ReplicaDown(0, "its process died"))
 TARGET_DIED = RecordLoss(Loss.TARGET, 0, "its process died")
 
 
@@ -98,8 +100,8 @@ def test_a_target_that_dies_is_in_doubt_until_its_host_has_told() -> None:
     machine = made(up=[0])
     assert told(machine, TargetDied(0, DIED, frozenset({7})), now=30.0) == [Stop(0), AskHost(0)]
     assert machine.state(0) == Doubtful(30.0, "its process died", frozenset({7}))
-    assert told(machine, HostWillTell(0)) == [TellSchedule(schedule.ReplicaDoubtful(0))]
-    down = TellSchedule(schedule.ReplicaDown(0, "its process died", frozenset({7})))
+    assert told(machine, HostWillTell(0)) == [TellSchedule(schedule_events.ReplicaDoubtful(0))]
+    down = TellSchedule(schedule_events.ReplicaDown(0, "its process died", frozenset({7})))
     assert told(machine, HostLives(0)) == [Stop(0), TARGET_DIED, down]
     assert (machine.state(0), machine.up) == (Down(), 0)
 
@@ -116,16 +118,16 @@ def test_a_target_that_is_ended_for_memory_comes_up_again_for_half_as_many_rows(
             RecordLoss(Loss.TARGET, 0, "memory was short"),
             Place(0, plan),
             Note(f"replica 0 works on {said}: memory was short"),
-            TellSchedule(schedule.ReplicaDown(0, "memory was short", rows_are_blamed=False)),
+            TellSchedule(schedule_events.ReplicaDown(0, "memory was short", rows_are_blamed=False)),
         ]
         assert told(machine, RestartWanted(0), TargetReady(0)) == [
             Start(0),
-            TellSchedule(schedule.ReplicaUp(0, 2 * fewer, fewer)),
+            TellSchedule(schedule_events.ReplicaUp(0, 2 * fewer, fewer)),
         ]
     # One row has the memory to itself: its death is held against it like any other.
     assert told(machine, TargetDied(0, short), HostLives(0))[3:] == [
         RecordLoss(Loss.TARGET, 0, "memory was short"),
-        TellSchedule(schedule.ReplicaDown(0, "memory was short")),
+        TellSchedule(schedule_events.ReplicaDown(0, "memory was short")),
     ]
 
 
@@ -134,7 +136,7 @@ def test_a_start_that_memory_is_too_short_for_had_no_rows() -> None:
     told(machine, TargetDied(0, DIED), HostLives(0), RestartWanted(0))
     short = Failure(RuntimeError("died"), "memory was short", short_of_memory=True)
     assert told(machine, StartFailed(0, short), HostLives(0))[-1] == TellSchedule(
-        schedule.ReplicaDown(0, "memory was short")
+        schedule_events.ReplicaDown(0, "memory was short")
     )
 
 
@@ -149,7 +151,7 @@ def test_a_target_that_lived_to_say_what_is_wrong_has_a_living_host() -> None:
 
 
 def test_a_host_that_goes_takes_its_target_without_blame() -> None:
-    gone = [RecordLoss(Loss.HOST, 0, "its process died"), Release(0), Stop(0), TellSchedule(schedule.ReplicaLost(0))]
+    gone = [RecordLoss(Loss.HOST, 0, "its process died"), Release(0), Stop(0), TellSchedule(schedule_events.ReplicaLost(0))]
     machine = made(up=[0])
     assert told(machine, TargetDied(0, DIED), HostWillTell(0), HostGone(0))[3:] == gone
     assert (machine.state(0), machine.unplaced) == (Lost(), 1)
@@ -190,7 +192,7 @@ def test_cores_that_another_run_holds_are_waited_for() -> None:
         Note("replica 0 waits for cores: core 1 is held by process 5"),
         Release(0),
         Stop(0),
-        TellSchedule(schedule.ReplicaLost(0)),
+        TellSchedule(schedule_events.ReplicaLost(0)),
     ]
     assert machine.state(0) == Lost()
 
@@ -226,10 +228,10 @@ def test_cores_that_come_free_go_to_the_replica_that_lost_its_own_and_then_to_ne
     told(machine, TargetDied(0, DIED), HostGone(0))
     other = replace(PLAN, replica_spec=replace(PLAN.replica_spec, batch=3))
     assert told(machine, CoresOffered(other)) == [Place(0, other), Start(0)]
-    assert told(machine, CoresOffered(other)) == [Place(2, other), TellSchedule(schedule.ReplicaAdded(2)), Start(2)]
+    assert told(machine, CoresOffered(other)) == [Place(2, other), TellSchedule(schedule_events.ReplicaAdded(2)), Start(2)]
     assert told(machine, TargetReady(0), TargetReady(2)) == [
-        TellSchedule(schedule.ReplicaUp(0, 6, 3)),
-        TellSchedule(schedule.ReplicaUp(2, 6, 3)),
+        TellSchedule(schedule_events.ReplicaUp(0, 6, 3)),
+        TellSchedule(schedule_events.ReplicaUp(2, 6, 3)),
     ]
     assert (machine.up, machine.unplaced) == (3, 0)
 
@@ -254,7 +256,7 @@ def test_of_a_target_and_its_draft_each_has_to_have_come_up() -> None:
 def test_a_target_that_cannot_be_read_any_more_is_a_death_like_any_other() -> None:
     """Its file system may have gone away for a minute: the other replicas have their targets in memory."""
     machine = made(2, up=[0, 1])
-    died = [Stop(0), RecordLoss(Loss.TARGET, 0, str(WRONG)), TellSchedule(schedule.ReplicaDown(0, str(WRONG)))]
+    died = [Stop(0), RecordLoss(Loss.TARGET, 0, str(WRONG)), TellSchedule(schedule_events.ReplicaDown(0, str(WRONG)))]
     assert told(machine, TargetDied(0, REFUSED)) == died
     assert told(machine, RestartWanted(0), StartFailed(0, REFUSED)) == [Start(0), *died]
     assert machine.state(1) == Up()
@@ -274,7 +276,7 @@ def test_without_a_draft_that_cannot_be_read_any_more_the_target_goes_on() -> No
 def test_a_target_that_computes_otherwise_is_not_used_and_may_have_other_cores() -> None:
     machine = made(2, up=[1])
     difference = JobChangedError("avx512 then, avx2 now")
-    left_out = [NoteLeftOut(0, difference), Stop(0), TellSchedule(schedule.ReplicaLost(0))]
+    left_out = [NoteLeftOut(0, difference), Stop(0), TellSchedule(schedule_events.ReplicaLost(0))]
     assert told(machine, TargetDiffers(0, difference)) == left_out
     assert told(machine, CoresOffered(PLAN)) == [Place(0, PLAN), Start(0)]
 
@@ -282,7 +284,7 @@ def test_a_target_that_computes_otherwise_is_not_used_and_may_have_other_cores()
 def test_a_target_with_other_weights_is_not_tried_again() -> None:
     machine = made(2, up=[1])
     changed = JobChangedError("the files have changed")
-    left_out = [NoteLeftOut(0, changed), Stop(0), TellSchedule(schedule.ReplicaLost(0))]
+    left_out = [NoteLeftOut(0, changed), Stop(0), TellSchedule(schedule_events.ReplicaLost(0))]
     assert told(machine, StartFailed(0, Failure(changed, "", raised=True))) == left_out
     assert (machine.state(0), machine.unplaced) == (LeftOut(), 0)
     assert told(machine, CoresOffered(PLAN))[0] == Place(2, PLAN)
@@ -317,7 +319,7 @@ def test_a_start_that_takes_too_long_is_a_death_where_one_has_come_up() -> None:
     _, recorded, down = told(machine, HostLives(0))
     assert isinstance(recorded, RecordLoss)
     assert recorded.reason.startswith("the target of replica 0 is not up after 120 s")
-    assert down == TellSchedule(schedule.ReplicaDown(0, recorded.reason))
+    assert down == TellSchedule(schedule_events.ReplicaDown(0, recorded.reason))
 
 
 def test_a_job_without_any_place_gives_up_in_the_end() -> None:
@@ -344,7 +346,7 @@ def test_every_event_is_answered() -> None:
         DraftDied(0, DIED), HostLives(0), HostWillTell(0), HostGone(0), RestartWanted(0), CoresOffered(PLAN), Drain(),
         Tick(),
     ]  # fmt: skip
-    assert {type(each) for each in samples} == set(lifecycle.Event.__args__)
+    assert {type(each) for each in samples} == set(lifecycle_events.Event.__args__)
     for event in samples:
         machine = made(2, up=[0, 1])
         if isinstance(event, HostLives):

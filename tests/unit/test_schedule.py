@@ -10,6 +10,9 @@ from outrider.runner.driving.schedule import (
     MOST_ATTEMPTS,
     MOST_BLAMED_IN_SUCCESSION,
     MOST_IDLE_DEATHS,
+    Schedule,
+)
+from outrider.runner.driving.schedule_events import (
     Cancel,
     Drain,
     Event,
@@ -28,7 +31,6 @@ from outrider.runner.driving.schedule import (
     RowsFetched,
     RowsOffered,
     RowsWithdrawn,
-    Schedule,
     Send,
     Tick,
 )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples import examples
-from outrider.runner.driving import schedule
+from outrider.runner.driving import schedule, schedule_events
 
 
 def simulate(
@@ -39,18 +39,18 @@ def simulate(
     starting = set(range(replicas))
     room = dict.fromkeys(range(replicas), capacity)
     cursor, steps = 0, 0
-    finish: list[schedule.Finish] = []
+    finish: list[schedule_events.Finish] = []
 
-    def perform(commands: list[schedule.Command]) -> None:
+    def perform(commands: list[schedule_events.Command]) -> None:
         nonlocal cursor
         for command in commands:
             assert not finish, f"{command} after the finish"
             match command:
-                case schedule.Fetch(count):
+                case schedule_events.Fetch(count):
                     some = [(row, attempts[row]) for row in range(cursor, min(rows, cursor + count))]
                     cursor += len(some)
-                    perform(tested.handle(schedule.RowsFetched(tuple(some), len(some) < count)))
-                case schedule.Send(replica, sent):
+                    perform(tested.handle(schedule_events.RowsFetched(tuple(some), len(some) < count)))
+                case schedule_events.Send(replica, sent):
                     assert replica in holding, "rows were sent to a replica that is not up"
                     assert sent
                     assert not set(sent) & (ended | failed), "a row was sent after its end"
@@ -61,38 +61,38 @@ def simulate(
                         assert len(holding[replica]) + len(sent) == 1, "a suspect has company"
                     holding[replica] |= set(sent)
                     assert len(holding[replica]) <= room[replica], "the replica is overfull"
-                case schedule.Cancel(replica, dropped):
+                case schedule_events.Cancel(replica, dropped):
                     assert set(dropped) <= ended | failed | {
                         row for row in poison if attempts[row] >= schedule.MOST_ATTEMPTS
                     }
                     holding[replica] -= set(dropped)
-                case schedule.RecordAttempts(lost):
+                case schedule_events.RecordAttempts(lost):
                     attempts.update(lost)
-                case schedule.FailRow(row, reason):
+                case schedule_events.FailRow(row, reason):
                     assert attempts[row] >= schedule.MOST_ATTEMPTS
                     assert row not in ended | failed
                     assert reason
                     failed.add(row)
-                case schedule.Restart(replica):
+                case schedule_events.Restart(replica):
                     assert replica not in holding
                     starting.add(replica)
-                case schedule.Finish():
+                case schedule_events.Finish():
                     finish.append(command)
 
     def kill(replica: int, rows_are_blamed: bool = True) -> None:
         holding.pop(replica, None)
         starting.discard(replica)
-        perform(tested.handle(schedule.ReplicaDown(replica, "boom", rows_are_blamed=rows_are_blamed)))
+        perform(tested.handle(schedule_events.ReplicaDown(replica, "boom", rows_are_blamed=rows_are_blamed)))
 
     perform(tested.start())
     while not finish:
         steps += 1
         assert steps < 20_000, "the schedule does not come to an end"
         if steps == drain_after:
-            perform(tested.handle(schedule.Drain()))
+            perform(tested.handle(schedule_events.Drain()))
             continue
         if hangs:
-            perform(tested.handle(schedule.Tick(float(steps))))
+            perform(tested.handle(schedule_events.Tick(float(steps))))
         choices = sorted(starting | {replica for replica, held in holding.items() if held and replica not in hangs})
         if not choices and hangs and not finish:
             continue
@@ -106,7 +106,7 @@ def simulate(
                 continue
             starting.discard(replica)
             holding[replica] = set()
-            perform(tested.handle(schedule.ReplicaUp(replica, room[replica], room[replica])))
+            perform(tested.handle(schedule_events.ReplicaUp(replica, room[replica], room[replica])))
             continue
         held = holding[replica]
         if len(held) > fits:
@@ -126,8 +126,8 @@ def simulate(
         for other, row in together.items():
             holding[other].discard(row)
             ended.add(row)
-        events = tuple(schedule.RowsEnded(other, (row,)) for other, row in together.items())
-        perform(tested.handle(schedule.RowsEndedTogether(events) if len(events) > 1 else events[0]))
+        events = tuple(schedule_events.RowsEnded(other, (row,)) for other, row in together.items())
+        perform(tested.handle(schedule_events.RowsEndedTogether(events) if len(events) > 1 else events[0]))
     return ended, failed, finish[0].reason
 
 
