@@ -303,6 +303,8 @@ class Builder:
         chunk: int = 0,
         cap: float = 0.0,
         sinks: Tensor | None = None,
+        slopes: Sequence[float] = (),
+        bf16_biases: bool = False,
     ) -> Slice:
         """Causal attention over the row's KV cache, in which the keys and values are stored. Each call has a cache of its
         own; calls with the same key and value share one.
@@ -311,6 +313,8 @@ class Builder:
         its own included, with a ``chunk`` to those of its own chunk of so many.
 
         ``cap`` (0: none) is the soft cap of scores; ``sinks`` are the scores of an attention sink for each head.
+        ``slopes`` are ALiBi's: slope * (the key's position - the query's) is added to a scaled score. ``bf16_biases``: instead
+        of that b(the key's) - b(the query's) is added before scores are scaled, where b(p) = bf16(slope * bf16(p)).
         """
         head_size = query.width // heads
         value_size = value.width // kv_heads
@@ -319,6 +323,8 @@ class Builder:
             raise ValueError(
                 f"attention of {heads}/{kv_heads} heads over {query.width}, {key.width}, {value.width} columns"
             )
+        if slopes and (len(slopes) != heads or cap):
+            raise ValueError(f"{len(slopes)} slopes for attention of {heads} heads with a cap of {cap:g}")
         output = self._buffer(heads * value_size)
         cache = self._caches.setdefault((key, value), len(self._caches))
         self._ops.append(
@@ -329,11 +335,13 @@ class Builder:
                 value,
                 output=output,
                 weight=self._weights.vector([sinks]) if sinks else -1,
+                bias=self._weights.constants(slopes) if slopes else -1,
                 integer=cache,
                 heads=heads,
                 kv_heads=kv_heads,
                 head_size=head_size,
                 window=-chunk if chunk else window,
+                rotated=int(bf16_biases),
                 scale=head_size**-0.5 if scale is None else scale,
                 cap=cap,
             )

@@ -7,6 +7,7 @@ hashed and checked before a single byte is read. kernels/builder.py puts program
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -318,6 +319,14 @@ class Op:
         key, value = self.key, self.value
         ends = key.offset + key.width == value.offset + value.width
         return self.kv_heads == 1 and key.buffer == value.buffer and value.width < key.width and ends
+
+    def alibi(self, slopes: Any, positions: Any, bf16: Callable[[Any], Any]) -> Any:
+        """What ATTENTION adds to its scaled scores: a matrix [queries, keys] for each head. ``bf16`` rounds an array."""
+        slopes, places = slopes.reshape(-1, 1, 1), positions.reshape(1, 1, -1)
+        if not self.rotated:
+            return slopes * (places - positions.reshape(1, -1, 1))
+        biases = bf16(slopes * bf16(places))
+        return (biases - biases.swapaxes(1, 2)) * self.scale
 
     @property
     def decays(self) -> int:

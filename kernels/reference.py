@@ -133,7 +133,8 @@ class ReferenceModel:
                 x, key = (quantised_activations(each, op.head_size) for each in (x, key))
             value = quantised_activations(value, op.value_size)
         sinks = self.weights[op.weight][0] if op.weight >= 0 else None
-        return _attention(op, x, key, value, sinks, whole=self.program.cache is Cache.INT8)
+        slopes = self.weights[op.bias][0, : op.heads] if op.bias >= 0 else None
+        return _attention(op, x, key, value, sinks, slopes, whole=self.program.cache is Cache.INT8)
 
     def _heads(self, op: Op, x: Array) -> Array:
         """For each head its first columns, unchanged, then the product of its last columns."""
@@ -381,7 +382,9 @@ def _whole_weights(weights: Array, scales: Array) -> Array:
     return np.divide(scaled, scales, out=np.zeros_like(scaled), where=scales > 0)
 
 
-def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | None, whole: bool) -> Array:
+def _attention(
+    op: Op, query: Array, key: Array, value: Array, sinks: Array | None, slopes: Array | None, whole: bool
+) -> Array:
     """``whole``: values are int8, and weights are rounded to whole numbers, too."""
     count = len(query)
     queries = query.reshape(count, op.kv_heads, op.heads // op.kv_heads, op.head_size)
@@ -389,6 +392,8 @@ def _attention(op: Op, query: Array, key: Array, value: Array, sinks: Array | No
     scores = np.einsum("qhgd,khd->hgqk", queries, keys) * np.float32(op.scale)
     scores = _cap(scores, op.cap)
     places = np.arange(count)
+    if slopes is not None:
+        scores += op.alibi(slopes, places, _bf16).reshape(scores.shape)
     seen = (places <= places[:, None]) & (places >= op.first_seen(places)[:, None])
     scores = np.where(seen, scores, -np.inf)
     highest, rest = scores.max(axis=3, keepdims=True), np.float64(0.0)

@@ -224,7 +224,8 @@ typedef struct outrider_quantised {
  *                state = state * decay + key (value * step)^T; out = state^T in + D * value
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores); window: 0: a token attends to all tokens
  *              before it, w > 0: to the last w, -w: to those of its own chunk of w tokens; weight: the score of an attention sink for
- *              each head, or -1. Several operations may share the cache of one layer: with the same key, value, kv_heads and
+ *              each head, or -1; bias: ALiBi's slope of each head, or -1: score = in . key * scale + slope * (key's position - query's),
+ *              or with rotated = 1 (in . key + b(key's position) - b(query's)) * scale, b(p) = bf16(slope * bf16(p)). Several operations may share the cache of one layer: with the same key, value, kv_heads and
  *              head_size. The heads of value and out may have another size than head_size, a multiple of 8
  *   SCALE      in, out, residual, weight: a vector. integer 1, window 0: column c is multiplied by element c; integer 0, window 0: all by
  *              the first element. window > 0: all by element min((position + integer) / window, last); only before SELECT

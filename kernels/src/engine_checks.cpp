@@ -248,6 +248,8 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       check(op.value, op.value.width, "values");
       check(op.out, op.heads * value_size(op), "attention output");
       refuse(weight && !is_vector(*weight, op.heads), "sinks are an fp32 vector, one for each head");
+      refuse(bias && !is_vector(*bias, op.heads), "slopes are an fp32 vector, one for each head");
+      refuse(bias && op.cap > 0.0f, "attention with slopes has no cap of scores");
       refuse(op.in.buffer == op.out.buffer, "attention cannot write into its queries' buffer");
       refuse(op.key.buffer == op.out.buffer || op.value.buffer == op.out.buffer,
              "attention cannot write over keys and values");

@@ -298,6 +298,8 @@ struct Attend {
   float scale;
   float cap;            // of scores, 0: none
   const float *sinks;   // [heads][group] the score of each query head's attention sink, or null
+  const float *slopes;  // [heads][group] ALiBi's slope of each query head, or null
+  bool bf16_biases;     // whether ALiBi is computed in bf16, of the keys' positions, and scaled as scores are
   float *scratch;       // attention_scratch floats
   AskedBeside *beside;  // prefetched meanwhile, or null. If not null, the cache that is attended to was prefetched before
 };

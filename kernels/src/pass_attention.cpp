@@ -161,6 +161,9 @@ Attend Pass::queries_from(const outrider_op &op, int64_t row, int64_t token, int
   task.cap = op.cap;
   if (op.weight >= 0)
     task.sinks = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data) + head * group;
+  if (op.bias >= 0)
+    task.slopes = static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data) + head * group;
+  task.bf16_biases = op.rotated != 0;
   task.scratch = engine.attention.as<float>() + thread * engine.most_attention;
   return task;
 }

@@ -16,6 +16,7 @@ import kernel_models
 import numpy as np
 import pytest
 from kernel_models import (
+    BF16_BIASES,
     BIGCODE,
     CHUNKED,
     GROUPED,
@@ -24,6 +25,7 @@ from kernel_models import (
     QWEN,
     SHAPES,
     SHARED,
+    SLOPES,
     Packed,
     Shape,
     all_logits,
@@ -137,8 +139,10 @@ def test_integer_models_are_the_same_on_every_instruction_set(models, name, form
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("shape", [QWEN, OPT, GROUPED], ids=lambda shape: shape.style)
 @pytest.mark.parametrize("format", [Format.FP32, Format.BF16])
+@pytest.mark.parametrize(
+    "shape", [QWEN, OPT, GROUPED, SLOPES, BF16_BIASES], ids=["qwen", "opt", "grouped", "slopes", "bf16 biases"]
+)
 def test_long_rows_cross_blocks_and_chunks(shape, format):
     model = packed(shape, format)
     text = tokens(shape, 580)
@@ -313,6 +317,19 @@ def test_operations_that_share_a_cache_bring_the_same_keys_and_values():
         (places[2], replace(reader, integer=2), "attention that fills a cache"),
         (places[1], replace(ops[places[1]], integer=-1), "attention that fills a cache"),
         (scale, replace(ops[scale], weight=-1), "scale needs a vector of factors"),
+    ]:
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
+
+
+def test_slopes_that_make_no_sense_are_refused():
+    model = packed(SLOPES, Format.FP32)
+    ops = list(model.program.ops)
+    at = next(index for index, op in enumerate(ops) if op.kind is Kind.ATTENTION)
+    norm = next(op for op in ops if op.kind is Kind.NORM)
+    for changed, sentence in [
+        (replace(ops[at], bias=norm.weight), "slopes are an fp32 vector, one for each head"),
+        (replace(ops[at], cap=2.0), "attention with slopes has no cap of scores"),
     ]:
         with pytest.raises(KernelError, match=sentence):
             Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()

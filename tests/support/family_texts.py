@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from native_models import open_native
 from tiny_models import one_by_one
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.families.check import TIE, write
 from outrider.workers.models.probe import written_by_transformers
+from outrider.workers.models.twins import attention_of
 
 LENGTHS = (3, 17, 46, 60, 85, 110)
 WRITTEN = 16
@@ -68,7 +69,8 @@ def differences(
 ) -> tuple[list[str], int]:
     """(sentences about differing texts, number of candidates that were tried). ``reader`` is transformers' class for such
     checkpoints."""
-    reference = reader.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    attention = attention_of(AutoConfig.from_pretrained(path), fused=False)
+    reference = reader.from_pretrained(path, dtype=torch.float32, attn_implementation=attention).eval()
     # Tiny models need one thread only; on a busy machine several would wait for each other.
     one_by_one(reference)
     engine = open_native(path, precision, threads=1)

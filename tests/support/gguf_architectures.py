@@ -50,7 +50,7 @@ def _turned(tensors: Tensors, config: Config) -> Tensors:
 
 
 def _neox(tensors: Tensors, config: Config) -> Tensors:
-    heads = config["num_attention_heads"]
+    heads = config["num_attention_heads"] if "num_attention_heads" in config else config["n_head"]
     for name, values in tensors.items():
         if "query_key_value" in name:
             each = values.reshape(heads, 3, -1, *values.shape[1:])
@@ -111,16 +111,18 @@ KINDS = {
     str: gguf.GGUFValueType.STRING,
     list: gguf.GGUFValueType.ARRAY,
 }
-SHORT = (("num_attention_heads", "n_head"), ("hidden_size", "n_embd"))
+SHORT = (("num_attention_heads", "n_head", "n_heads"), ("hidden_size", "n_embd", "d_model"))
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 def _common(writer: gguf.GGUFWriter, config: Config) -> int:
     """Writes the keys of all architectures; returns the size of a head."""
-    heads, width = (int(config[name] if name in config else config[short]) for name, short in SHORT)
-    writer.add_context_length(config.get("max_position_embeddings", config.get("n_positions")))
+    heads, width = (int(next(config[name] for name in names if name in config)) for names in SHORT)
+    writer.add_context_length(next((config[name] for name in LENGTHS if name in config), width))
     writer.add_embedding_length(width)
     writer.add_block_count(layers_of(config))
-    writer.add_feed_forward_length(config.get("intermediate_size", config.get("n_inner", config.get("ffn_hidden_size"))))
+    ffn = [config[name] for name in ("intermediate_size", "n_inner", "ffn_hidden_size") if name in config]
+    writer.add_feed_forward_length(ffn[0] if ffn else 4 * width)
     writer.add_head_count(heads)
     if (kv_heads := config.get("num_key_value_heads")) is not None:
         writer.add_head_count_kv(kv_heads)
@@ -147,7 +149,7 @@ def _common(writer: gguf.GGUFWriter, config: Config) -> int:
 
 
 def layers_of(config: Config) -> int:
-    return int(next(config[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if name in config))
+    return int(next(config[name] for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if name in config))
 
 
 def _gemma2(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -285,6 +287,13 @@ def _falcon_keys(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_head_count_kv(_falcon_groups(config))
 
 
+def _mpt(writer: gguf.GGUFWriter, config: Config) -> None:
+    attention = config["attn_config"]
+    if attention["clip_qkv"] is not None:
+        writer.add_clamp_kqv(attention["clip_qkv"])
+    writer.add_max_alibi_bias(float(attention["alibi_bias_max"]) if attention["alibi"] else 0.0)
+
+
 def _no_scaling(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
 
@@ -346,6 +355,8 @@ WRITTEN: dict[str, Written] = {
     "gpt2": Written(steps=(_turned,)),
     "gptneox": Written(_parallel, (_neox,)),
     "falcon": Written(_falcon_keys, (_falcon,)),
+    "bloom": Written(steps=(_neox,)),
+    "mpt": Written(_mpt),
 }
 
 

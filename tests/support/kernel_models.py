@@ -28,7 +28,7 @@ class Shape:
     ``clipped``: clipped queries, keys and values, queries scaled by position, and xIELU.
     ``value``: the size of a head's values, which differs from that of keys; rope is on eight columns of each head.
     ``chunk``: the size of chunks, to which attention is limited; queries are scaled by position, and an expert's input by
-    its weight. ``streams``: the number of parallel hidden states, of which layers read the second; gates are mostly closed.
+    its weight. ``slopes``: those of ALiBi by head, in place of rope; ``bf16_biases``: they are in bf16. ``streams``: the number of parallel hidden states, of which layers read the second; gates are mostly closed.
     """
 
     style: str = "llama"
@@ -54,6 +54,8 @@ class Shape:
     clipped: bool = False
     value: int = 0
     streams: int = 0
+    slopes: tuple[float, ...] = ()
+    bf16_biases: bool = False
 
 
 LLAMA = Shape()
@@ -79,7 +81,11 @@ STREAMS = Shape(
     width=160, heads=4, kv_heads=2, inner=136, group=32, vocabulary=97, activation=Activation.GELU_TANH, streams=3
 )
 CHUNKED = Shape(width=144, heads=6, kv_heads=3, inner=72, group=32, vocabulary=101, chunk=37, experts=5, chosen=1)
+SLOPES = Shape(width=144, heads=6, kv_heads=6, inner=72, group=32, vocabulary=97, slopes=(0.5, 0.35, 0.25, 0.1, 0.07, 0.01))
+BF16_BIASES = replace(SLOPES, kv_heads=2, bf16_biases=True)
 SHAPES = {
+    "slopes": SLOPES,
+    "bf16 biases": BF16_BIASES,
     "chunked": CHUNKED,
     "streams": STREAMS,
     "shared": SHARED,
@@ -157,7 +163,7 @@ def build(shape: Shape, precision: Format) -> Program:
         if qwen:
             builder.head_norm(q, vector(at + "qnorm", head), heads=shape.heads, epsilon=1e-6)
             builder.head_norm(k, vector(at + "knorm", head), heads=shape.kv_heads, epsilon=1e-6)
-        if not opt:
+        if not opt and not shape.slopes:
             frequencies = [float(np.float32(10000.0 ** (-2 * i / head))) for i in range(head // 2)]
             frequencies = frequencies[: len(frequencies) // 2] if shape.capped else frequencies
             longer = [frequency / 3 for frequency in frequencies] if shape.longest else []
@@ -170,6 +176,7 @@ def build(shape: Shape, precision: Format) -> Program:
         if shape.chunk:
             builder.scale_by_position(q, (1.0, 1.3, 0.7, 1.1), 5, ahead=1)
         more: dict[str, Any] = dict(cap=1.5, sinks=vector(at + "sinks", shape.heads), scale=0.4) if shape.capped else {}
+        more |= dict(slopes=shape.slopes, bf16_biases=shape.bf16_biases) if shape.slopes else {}
         seen: dict[str, Any] = dict(window=shape.window, chunk=shape.chunk)
         a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, **seen, **more)
         if shape.delta:

@@ -8,6 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from outrider.workers.models.twins import attention_of
+
 LLAMA: dict[str, Any] = {
     "vocab_size": 203,
     "hidden_size": 96,
@@ -134,6 +136,10 @@ LATENT: dict[str, Any] = LLAMA | {
     "v_head_dim": 16,
 }
 YARN: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 32, "mscale": 0.7, "mscale_all_dim": 0.7}
+
+BLOOM: dict[str, Any] = {"vocab_size": 203, "hidden_size": 96, "n_layer": 2, "n_head": 6}
+MPT: dict[str, Any] = {"vocab_size": 203, "d_model": 96, "n_layers": 2, "n_heads": 6, "max_seq_len": 128}
+FALCON_RW = FALCON | {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
 
 # name: (model_type, configuration)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -473,11 +479,19 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon",
         FALCON | {"multi_query": False, "parallel_attn": False, "bias": True, "tie_word_embeddings": False},
     ),
+    "falcon-rw": ("falcon", FALCON_RW),
     "falcon-one-norm": (
         "falcon",
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
     ),
     "falcon-new": ("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "bloom": ("bloom", BLOOM),
+    "bloom-of-norms": ("bloom", BLOOM | {"n_head": 4, "apply_residual_connection_post_layernorm": True}),
+    "mpt": ("mpt", MPT),
+    "mpt-clipped": (
+        "mpt",
+        MPT | {"n_heads": 4, "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.3}, "tie_word_embeddings": False},
+    ),
     "persimmon": ("persimmon", NEOX),
     "persimmon-gelu": ("persimmon", NEOX | {"hidden_act": "gelu_new", "qk_layernorm": False, "tie_word_embeddings": True}),
     "gpt-neo": (
@@ -909,7 +923,8 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     kind, settings = (TINY | MIXTURES)[name]
     config = AutoConfig.for_model(kind, **(settings | changes))
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    attention = attention_of(config, fused=False)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     one_by_one(model)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

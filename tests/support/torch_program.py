@@ -144,12 +144,18 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
         case Kind.SCAN:
             return _scan(op, x, read(op.key), read(op.value), read(op.residual), weight, bias)
         case Kind.ATTENTION:
-            return _attention(op, x, read(op.key), read(op.value), weight if op.weight >= 0 else None)
+            slopes = bias if op.bias >= 0 else None
+            return _attention(op, x, read(op.key), read(op.value), weight if op.weight >= 0 else None, slopes)
     raise AssertionError(op.kind)
 
 
 def _attention(
-    op: Op, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
+    op: Op,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    slopes: torch.Tensor | None,
 ) -> torch.Tensor:
     count = len(query)
     positions = torch.arange(count)
@@ -165,6 +171,11 @@ def _attention(
     k, v = (part.repeat_interleave(op.heads // op.kv_heads, dim=0) for part in (k, v))
     scores = q @ k.transpose(1, 2) * op.scale
     scores = torch.tanh(scores / op.cap) * op.cap if op.cap else scores
+    if slopes is not None:
+        biases = slopes[:, None] * positions
+        if op.rotated:
+            biases = (slopes[:, None] * positions.bfloat16().float()).bfloat16().float() * op.scale
+        scores = scores + (biases[:, None] - biases[:, :, None])
     scores = scores.masked_fill(~seen, -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(-1, count, 1)], dim=2)

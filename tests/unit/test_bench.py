@@ -274,6 +274,10 @@ def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path, monk
         ("Falcon-H1-34B-instruct", "tiiuae/Falcon-H1-34B-Instruct"),
         ("StarCoder2-15B", "bigcode/starcoder2-15b"),
         ("falcon-7b-instruct", "tiiuae/falcon-7b-instruct"),
+        ("falcon-rw-1b", "tiiuae/falcon-rw-1b"),
+        ("BLOOMZ-7B1", "bigscience/bloomz-7b1"),
+        ("bloom", "bigscience/bloom"),
+        ("mpt-7b-chat", "mosaicml/mpt-7b-chat"),
         ("gpt2-xl", "openai-community/gpt2-xl"),
         ("Phi-1_5", "microsoft/phi-1_5"),
         ("TinyLlama-1.1B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
@@ -289,6 +293,8 @@ def test_short_names(short: str, full: str) -> None:
 @pytest.mark.parametrize(
     ("family", "vocabulary", "draft"),
     [
+        ("bloom", 250880, "bigscience/bloom-560m"),
+        ("bloom", 64000, "lookup"),
         ("codegen", 51200, "Salesforce/codegen-350M-mono"),
         ("gpt2", 50257, "distilbert/distilgpt2"),
         ("gpt2", 64000, "lookup"),  # GPT-SW3, which has a tokenizer of its own

@@ -33,7 +33,7 @@ SOME, COMPUTED = 8, 1
 OF_TRANSFORMERS_ALONE = {"youtu": [{"pad_token_id": -1}]}
 # One model of each family; and those of a family whose layers are of other kinds.
 FAMILIES = list({kind: name for name, (kind, _) in reversed((TINY | MIXTURES).items())}.values())[::-1]
-FAMILIES += ["granite-mamba", "nemotron-h-moe"]
+FAMILIES += ["granite-mamba", "nemotron-h-moe", "falcon-rw"]
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,9 @@ from native_models import TOKENS, logits, open_native, save_tiny
 from quantised_models import rewritten
 from safetensors.torch import load_file
 from tiny_models import tiny_model
+from torch.nn.functional import layer_norm
 from transformers import AutoModelForCausalLM
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from outrider.kernels.program import Format, Kind
 from outrider.workers.errors import ModelError
@@ -366,3 +368,89 @@ def test_hybrids_by_their_makers_keys(name: str, renamed: dict[str, str | None],
 def test_what_hybrids_do_not_do_is_refused(name: str, change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         build_program(said_by_transformers(name) | change, Format.BF16)
+
+
+def test_bloom_s_sizes_have_two_names() -> None:
+    said = said_by_transformers("bloom")
+    names = {"hidden_size": "n_embed", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    assert build_program(renamed(said, names), Format.FP32) == build_program(said, Format.FP32)
+    with pytest.raises(ModelError, match='does not know "num_hidden_layers": 3'):
+        build_program(said | {"num_hidden_layers": 3}, Format.FP32)
+
+
+def as_its_makers_say(model: Any, attention: dict[str, Any], added: dict[str, torch.Tensor]) -> None:
+    """Makes transformers' MPT compute what MPT's own code does: ALiBi or a table of positions, norms of queries and keys,
+    biases."""
+    decoder, width = model.transformer, model.config.d_model
+    if attention.get("alibi", True):
+        most = attention["alibi_bias_max"]
+        decoder.build_mpt_alibi_tensor = lambda heads, length, device=None: build_mpt_alibi_tensor(heads, length, most)
+    else:
+        decoder.build_mpt_alibi_tensor = lambda heads, length, device=None: torch.zeros(heads, 1, length)
+        table = added["transformer.wpe.weight"]
+        decoder.wte.register_forward_hook(lambda module, given, made: made + table[: made.shape[1]])
+    for layer, block in enumerate(decoder.blocks):
+        under = f"transformer.blocks.{layer}."
+        for name, module in block.named_modules():
+            if f"{under}{name}.bias" in added:
+                module.bias = torch.nn.Parameter(added[f"{under}{name}.bias"])
+        if attention.get("qk_ln"):
+            norms = [[added[f"{under}attn.{name}_ln.{kind}"] for kind in ("weight", "bias")] for name in "qk"]
+
+            def normed(module: Any, given: Any, made: torch.Tensor, norms: Any = norms) -> torch.Tensor:
+                query, key, value = made.split(width, dim=2)
+                parts = [layer_norm(x, (width,), *of) for x, of in zip((query, key), norms, strict=True)]
+                return torch.cat([*parts, value], dim=2)
+
+            block.attn.Wqkv.register_forward_hook(normed)
+    if "transformer.norm_f.bias" in added:
+        decoder.norm_f.bias = torch.nn.Parameter(added["transformer.norm_f.bias"])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("attention", "biased"),
+    [({"alibi_bias_max": 16}, False), ({"alibi": False, "qk_ln": True}, True)],
+)
+def test_mpt_s_keys_that_transformers_does_not_read(attention: dict[str, Any], biased: bool, tmp_path: Path) -> None:
+    """MPT-7B-StoryWriter's slopes; SEA-LION's positions, norms and biases. The hf engine refuses both."""
+    model, random = tiny_model("mpt"), torch.Generator().manual_seed(3)
+    model.save_pretrained(tmp_path)
+    width, sizes = 96, {"attn.Wqkv": 288, "ffn.up_proj": 384}
+    added = {}
+    if biased:
+        layers = [f"transformer.blocks.{layer}." for layer in range(2)]
+        names = ("norm_1", "norm_2", "attn.Wqkv", "attn.out_proj", "attn.q_ln", "attn.k_ln", "ffn.up_proj", "ffn.down_proj")
+        added = {f"{under}{name}.bias": sizes.get(name, width) for under in layers for name in names}
+        added |= {f"{under}attn.{name}_ln.weight": width for under in layers for name in "qk"}
+        added = {name: 0.3 * torch.randn(size, generator=random) for name, size in added.items()}
+        added["transformer.norm_f.bias"] = torch.randn(width, generator=random)
+        added["transformer.wpe.weight"] = torch.randn(128, width, generator=random)
+    as_its_makers_say(model, attention, added)
+    expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    rewritten(tmp_path, lambda tensors: tensors | added)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["attn_config"] |= attention
+    (tmp_path / "config.json").write_text(json.dumps(config | {"no_bias": not biased}))
+    np.testing.assert_allclose(
+        logits(open_native(tmp_path, "fp32")), expected, atol=1e-5 * np.abs(expected).max(), rtol=0
+    )
+    key = next(iter(attention)) if not biased else "no_bias"
+    with pytest.raises(ModelError, match=f'transformers does not read "{key}"'):
+        check_weights(str(tmp_path), "hf")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"norm_type": "rmsnorm"}, '"norm_type": .rmsnorm.; the hf engine does not know it either'),
+        ({"logit_scale": 0.5}, '"logit_scale": 0.5'),
+        ({"attn_config": {"attn_type": "multiquery_attention"}}, '"attn_type": .multiquery_attention'),
+        ({"attn_config": {"prefix_lm": True}}, '"attn_config": the native engine does not know "prefix_lm": True'),
+        ({"attn_config": {"clip_qkv": -1.0}}, '"clip_qkv": -1'),
+        ({"attn_config": []}, '"attn_config" must be an object, got '),
+    ],
+)
+def test_what_mpt_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("mpt") | change, Format.BF16)

@@ -39,6 +39,8 @@ QUICK = (
     "phi3-long",
     "neox",
 )
+# Models of a family that are unlike its last one.
+ALSO = ("phi3", "gemma3", "gemma3n", "gemma4", "neox", "falcon-rw")
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,7 @@ def families(quick: Collection[str] = QUICK, names: Iterable[str] = FAMILIES) ->
 
 def one_of_each() -> list[str]:
     """The last of each family, which has the most of its own, and those that are unlike it."""
-    return [*{kind: name for name, (kind, _) in FAMILIES.items()}.values(), "phi3", "gemma3", "gemma3n", "gemma4", "neox"]
+    return [*{kind: name for name, (kind, _) in FAMILIES.items()}.values(), *ALSO]
 
 
 @one_thread()
@@ -106,6 +108,20 @@ def test_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert proposed > 10
 
 
+@one_thread()
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon-rw"])
+def test_biases_by_distance_of_long_rows(name: str, tmp_path: Path) -> None:
+    """Falcon rounds positions and their products with slopes to bf16: beyond position 256 neighbours have equal ones."""
+    length = {"bloom": "seq_length", "mpt": "max_seq_len"}.get(name, "max_position_embeddings")
+    model = tiny_model(name, 5, **{length: 700})
+    model.save_pretrained(tmp_path)
+    given = prompt(620, 0, 198)
+    expected = model(input_ids=torch.tensor([given]), use_cache=False).logits[0].numpy()
+    found = logits(open_native(tmp_path, "fp32"), given, (300, 1, 7))
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("place", [0, 5, 9])
 def test_a_token_that_transformers_would_not_write_is_found(place: int) -> None:
     model, given = tiny_model("llama"), prompt(17, 0, 198)
@@ -134,6 +150,10 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
     if kind == "gpt_neo":
         # Their scores are not scaled: see above.
         return common | dict(hidden_size=heads * 8, num_heads=heads, intermediate_size=ffn)
+    if kind == "bloom":
+        return common | dict(hidden_size=heads * head_size, n_head=heads)
+    if kind == "mpt":
+        return common | dict(d_model=heads * head_size, n_heads=heads)
     if kind == "falcon":
         kv = {"num_kv_heads": kv_heads} if settings.get("new_decoder_architecture") else {}
         return common | kv | dict(hidden_size=heads * head_size, num_attention_heads=heads, ffn_hidden_size=ffn)

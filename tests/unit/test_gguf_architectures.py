@@ -76,6 +76,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("falcon", {}, "falcon"),
     ("falcon-one-norm", {}, "falcon"),
     ("falcon-new", {"bias": False}, "falcon"),
+    ("bloom", {}, "bloom"),
+    ("mpt", {}, "mpt"),
+    ("mpt-clipped", {"attn_config": {"clip_qkv": 0.7}}, "mpt"),
 ]
 
 
@@ -210,6 +213,10 @@ def written(path: Path, name: str, architecture: str, **more: Any) -> Path:
         ("granite", "granite", {"attention__head_count_kv": [2]}, "where 2 values are needed"),
         ("smollm3", "smollm3", {"attention__sliding_window": 64}, "'smollm3.attention.sliding_window': 64, which"),
         ("falcon", "falcon", {"tensor_data_layout": "another"}, "'falcon.tensor_data_layout': 'another'"),
+        ("bloom", "bloom", {"feed_forward_length": 200}, "'bloom.feed_forward_length': 200, which"),
+        ("bloom", "bloom", {"attention__head_count_kv": 2}, "'bloom.attention.head_count_kv': 2"),
+        ("bloom", "bloom", {"attention__key_length": 8}, "has keys and values of different sizes|attention.key_length': 8"),
+        ("mpt", "mpt", {"attention__max_alibi_bias": 8.5}, "'mpt.attention.max_alibi_bias': 8.5"),
         ("olmo", "olmo", {"attention__clamp_kqv": 8.0}, "'olmo.attention.clamp_kqv': 8.0"),
         ("olmo", "olmo", {"attention__layer_norm_epsilon": 1e-6}, "'olmo.attention.layer_norm_epsilon'"),
     ],

@@ -368,3 +368,19 @@ def test_a_head_that_is_no_plain_matrix_learns_nothing(tmp_path: Path) -> None:
     engine.correct_choices()
     assert engine.learner is None
     engine.release()
+
+
+def test_falcon_s_biases_by_distance_are_added_once(tmp_path: Path) -> None:
+    """As the model's makers and transformers' default have it; with attention of its own transformers adds them twice."""
+    settings = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True}
+    folder = save(tmp_path / "model", "falcon", settings | {"max_position_embeddings": 64, "multi_query": False})
+    engine, _, _ = load_hf(ModelSpec(str(folder), "hf", "fp32", fast_attention=False))
+    engine.open(0, Sampling(), len(PROMPT))
+    found = engine.logits([Feed(0, PROMPT, len(PROMPT))])
+    usual = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = usual(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
+        usual.config._attn_implementation = "eager"
+        twice = usual(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
+    assert (expected - twice).abs().max() > 0.05
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

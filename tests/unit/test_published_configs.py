@@ -49,6 +49,10 @@ SIZES = (
         "gemma-4-31B-it": 30_700,
         "gemma-4-12B-it": 11_950,
         "gpt-neo-1.3B": 1_320,
+        "bloom-560m": 559,
+        "mpt-7b": 6_650,
+        "mpt-7b-storywriter": 6_650,
+        "falcon-rw-1b": 1_310,
     }
 )
 SIZES |= {

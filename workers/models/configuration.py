@@ -31,6 +31,11 @@ is_llama_config transformers.js_config neftune_noise_alpha
 pard_token ptd_token_id spd_type dflash_config
 quantization_config quantization
 """
+# Keys for the longest row, the first one that is present counts.
+CONTEXT_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length", "n_ctx"),
+    *("seq_length", "model_max_length", "context_length"),
+)
 # Older checkpoints have settings of generation in config.json, which generation_settings.py reports.
 HARMLESS = frozenset(HARMLESS_NAMES.split()) | SETTINGS
 
@@ -74,6 +79,17 @@ class Config:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ModelError(f'{self.source}: "{key}" must be a whole number of at least 0, got {value!r}')
         return value
+
+    def either(self, key: str, other: str, default: int) -> int:
+        """A size that has two names."""
+        value = self.size(key, self.size(other, default))
+        self.only(other, value)
+        return value
+
+    def context(self, default: int) -> int:
+        """The longest row, of a family without a key of its own for it."""
+        found = [key for key in CONTEXT_KEYS if self.get(key) is not None]
+        return self.size(found[0]) if found else default
 
     def number(self, key: str, default: float) -> float:
         value = self.get(key, default)

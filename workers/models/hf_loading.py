@@ -28,6 +28,8 @@ from outrider.workers.models.library_weights import layer_that_mixes, parts_of
 from outrider.workers.models.model_info import ModelInfo, read_model_info, weight_files
 from outrider.workers.models.probe import find_way
 from outrider.workers.models.quantisation_libraries import check_library, installed_by, is_compiled
+from outrider.workers.models.twins import attention_of
+from outrider.workers.models.unread_keys import refuse_unread
 from outrider.workers.models.way_cache import said_of, way_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,7 +49,9 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[st
     model_info = read_model_info(spec.path)
     if spec.threads:
         torch.set_num_threads(spec.threads)
-    check_library(read_config(Path(model_info.path)), str(config_path(Path(model_info.path))), spec.device)
+    config, source = read_config(Path(model_info.path)), str(config_path(Path(model_info.path)))
+    refuse_unread(config, source)
+    check_library(config, source, spec.device)
     with said_of(model_info):
         way = way_of(Path(model_info.path), spec.fast_attention)
     model = _load_weights(model_info, DTYPES[spec.precision], spec)
@@ -100,15 +104,15 @@ def _load_weights(model_info: ModelInfo, dtype: torch.dtype, spec: ModelSpec) ->
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     safe = weight_files(Path(model_info.path))[0].suffix == ".safetensors"
     try:
+        config = _computed_as_here(Path(model_info.path))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # A .bin file is read with weights_only, so that it cannot run code.
             model, report = AutoModelForCausalLM.from_pretrained(
                 model_info.path,
-                config=_computed_as_here(Path(model_info.path)),
+                config=config,
                 dtype=dtype,
-                # transformers' default for the model: fused where it has one.
-                attn_implementation=None if spec.fast_attention else "eager",
+                attn_implementation=attention_of(config, spec.fast_attention),
                 experts_implementation=None,
                 local_files_only=True,
                 trust_remote_code=False,

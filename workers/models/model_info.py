@@ -16,6 +16,7 @@ from outrider.workers.models.adapter import CONFIG as ADAPTER
 from outrider.workers.models.adapter import WEIGHTS, is_adapter
 from outrider.workers.models.cached_numbers import cached_numbers
 from outrider.workers.models.config_file import NAME, config_path, quantisation_of, read_config
+from outrider.workers.models.configuration import CONTEXT_KEYS
 from outrider.workers.models.digests import digest_of
 from outrider.workers.models.files import check_describing, holds_tokenizer, read_json, state_of
 from outrider.workers.models.formats.gguf.file import is_gguf
@@ -44,11 +45,6 @@ CONSOLIDATED = "consolidated"
 # A key by which transformers reads weights from a file of another name.
 WEIGHTS_KEY = "transformers_weights"
 NUMBERED = re.compile(r"-of-0*(\d+)\.\w+$")
-# Keys for the longest row, the first one that is present counts.
-CONTEXT_KEYS = (
-    *("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length", "n_ctx"),
-    *("seq_length", "model_max_length", "context_length"),
-)
 # The context of families whose configurations may lack these keys: transformers' default, or that of training.
 USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048}
 # Recurrent families without a limit of positions.

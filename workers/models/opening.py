@@ -95,6 +95,7 @@ def check_weights(
         )
     else:
         config = read_config(directory)
+        refuse_unread(config, str(config_path(directory)))
         # The kind of accelerator is checked where the model is loaded.
         check_library(config, str(config_path(directory)), None if on_accelerator else "cpu")
         if not config.get(KEY):

@@ -16,7 +16,7 @@ from outrider.workers.models.headers import Outline, quoted
 # Keys of sizes. Layers may share weights, but no model has so many layers that do.
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MOST_LAYERS_THAT_SHARE = 256
-WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
+WIDTHS = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
 # Keys for the number of rows of matrices (or of heads and experts) whose columns are the model's width.
 HEIGHTS = (
     *("vocab_size", "intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "moe_intermediate_size"),

@@ -148,15 +148,18 @@ def twin_config(config: PretrainedConfig, limits: Limits = NEAR) -> PretrainedCo
     return type(config)(**_shrunk(values, sizes))
 
 
-def build_twin(config: PretrainedConfig, seed: int = 0, fused: bool = True) -> PreTrainedModel:
-    """A float32 model of a twin's configuration, with random weights.
+def attention_of(config: PretrainedConfig, fused: bool) -> str | None:
+    """transformers' name of the attention: its default for the model (None) if ``fused``, else its own code. Falcon's own
+    adds the biases of ALiBi twice, and its default adds them once, as the model's makers do."""
+    return None if fused or (config.model_type == "falcon" and config.alibi) else "eager"
 
-    Its attention is transformers' default (``fused``), or "eager": Falcon's differ where it has biases.
-    """
+
+def build_twin(config: PretrainedConfig, seed: int = 0, fused: bool = True) -> PreTrainedModel:
+    """A float32 model of a twin's configuration, with random weights and the attention that ``attention_of`` chooses."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=None if fused else "eager"
+            config, dtype=torch.float32, attn_implementation=attention_of(config, fused)
         ).eval()
         give_random_weights(model)
     return model

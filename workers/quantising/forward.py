@@ -122,7 +122,8 @@ class Forward:
             return made if residual is None else made + residual
         if op.kind is Kind.ATTENTION:
             sinks = None if op.weight < 0 else self._weight(op.weight)
-            return _attention(op, x, _part(buffers, op.key), _part(buffers, op.value), self._length, sinks)
+            slopes = None if op.bias < 0 else self._weight(op.bias)
+            return _attention(op, x, _part(buffers, op.key), _part(buffers, op.value), self._length, sinks, slopes)
         raise ValueError(f"{op.kind} has no output")
 
     def _weight(self, index: int) -> Tensor:
@@ -245,18 +246,23 @@ def _cap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap if cap else x
 
 
-def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int, sinks: Tensor | None) -> Tensor:
+def _attention(
+    op: Op, query: Tensor, key: Tensor, value: Tensor, length: int, sinks: Tensor | None, slopes: Tensor | None
+) -> Tensor:
     queries = query.reshape(-1, length, op.heads, op.head_size).transpose(1, 2)
     keys = key.reshape(-1, length, op.kv_heads, op.head_size).transpose(1, 2)
     values = value.reshape(-1, length, op.kv_heads, op.value_size).transpose(1, 2)
     mask = None
-    if op.window:
-        places = torch.arange(length)
+    places = torch.arange(length)
+    biases = None if slopes is None else op.alibi(slopes, places, lambda x: x.to(torch.bfloat16).float())
+    if op.window or biases is not None:
         mask = (places <= places[:, None]) & (places >= op.first_seen(places)[:, None])
+    if biases is not None:
+        mask = biases.masked_fill(~mask, float("-inf"))
     outputs = []
     for q, k, v in zip(queries, keys, values, strict=True):
         if op.cap or sinks is not None:
-            outputs.append(_scored_attention(op, q, k, v, sinks))
+            outputs.append(_scored_attention(op, q, k, v, sinks, biases))
             continue
         attended = F.scaled_dot_product_attention(
             q[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, scale=op.scale, enable_gqa=True
@@ -265,10 +271,14 @@ def _attention(op: Op, query: Tensor, key: Tensor, value: Tensor, length: int, s
     return torch.stack(outputs).transpose(1, 2).reshape(len(query), -1)
 
 
-def _scored_attention(op: Op, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-    """Attention of one sequence [heads, tokens, head size] with a soft cap on the scores, or sinks."""
+def _scored_attention(
+    op: Op, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, biases: Tensor | None
+) -> Tensor:
+    """Attention of one sequence [heads, tokens, head size] with a soft cap on the scores, or sinks. ``biases``: [heads,
+    tokens, tokens], added to the scores."""
     keys, values = (x.repeat_interleave(op.heads // op.kv_heads, dim=0) for x in (key, value))
     scores = _cap(query @ keys.transpose(1, 2) * op.scale, op.cap)
+    scores = scores if biases is None else scores + biases
     places = torch.arange(query.shape[1])
     seen = (places <= places[:, None]) & (places >= op.first_seen(places)[:, None])
     scores = scores.masked_fill(~seen, float("-inf"))

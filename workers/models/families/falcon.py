@@ -1,10 +1,14 @@
-"""Falcon: one key head or several, norms before attention and the plain layer or before both, side by side or not."""
+"""Falcon: one key head or several, norms before attention and the plain layer or before both, side by side or not; rope,
+or ALiBi in bf16."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Program, Slice
 from outrider.workers.models.configuration import Config
+from outrider.workers.models.families.alibi import bf16_slopes_of
 from outrider.workers.models.families.layer_norm import Heads, LayerNorm, Stack, attend, even_heads, finish, fused, plain
 from outrider.workers.models.families.parts import Begin, Linear, Ranges, activation
 from outrider.workers.models.rope import read_rope
@@ -14,16 +18,18 @@ def falcon(config: Config, begin: Begin) -> Program:
     hidden = config.size("hidden_size", 4544)
     ffn = config.size("ffn_hidden_size", 4 * hidden)
     vocabulary, context = config.size("vocab_size", 65024), config.size("max_position_embeddings", 2048)
-    config.only("alibi", False)
     config.only("ff_factor", ffn // hidden)  # Falcon 2 says its width twice
     heads, taken = _heads(config, hidden)
     norm, bias = LayerNorm(hidden, config.number("layer_norm_epsilon", 1e-5)), config.flag("bias", False)
     rope, function = read_rope(config, heads.size, context), activation(config, "activation", "gelu")
+    positions: dict[str, Any] = {"rope": rope}
+    if config.flag("alibi", False):
+        positions = {"slopes": bf16_slopes_of(heads.count), "bf16_biases": True}
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         under = Linear(f"transformer.h.{layer}.self_attention.")
         projections = fused(under, "query_key_value", heads, hidden, bias, taken)
-        a = attend(builder, h, projections, heads, rope=rope)
+        a = attend(builder, h, projections, heads, **positions)
         biases = under.biases(bias, ("dense", hidden))
         return builder.linear(a, [under.weight("dense", hidden, hidden)], biases=biases, residual=residual)
 

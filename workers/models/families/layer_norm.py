@@ -107,6 +107,8 @@ def attend(
     norm: Callable[[Slice, str, int], None] | None = None,
     window: int = 0,
     scale: float | None = None,
+    slopes: Sequence[float] = (),
+    bf16_biases: bool = False,
 ) -> Slice:
     """Attention over ``h``. ``norm`` is called with (queries, "q", number of heads), and likewise for keys."""
     matrices, biases = projections
@@ -116,7 +118,17 @@ def attend(
             norm(part, name, count)
         if rope is not None:
             rotate(builder, part, rope, count)
-    return builder.attention(query, key, value, heads=heads.count, kv_heads=heads.kv_count, scale=scale, window=window)
+    return builder.attention(
+        query,
+        key,
+        value,
+        heads=heads.count,
+        kv_heads=heads.kv_count,
+        scale=scale,
+        window=window,
+        slopes=slopes,
+        bf16_biases=bf16_biases,
+    )
 
 
 def plain(prefix: str, hidden: int, ffn: int, function: Activation, names: tuple[str, str], *, bias: bool = True) -> Mixer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.workers.models.formats.gguf.architectures import (
+    alibi,
     apertus,
     cohere,
     cohere_moe,
@@ -46,6 +47,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **exaone.ARCHITECTURES,
     **layer_norms.ARCHITECTURES,
     **gpt.ARCHITECTURES,
+    **alibi.ARCHITECTURES,
     **starcoder.ARCHITECTURES,
     **mixtures.ARCHITECTURES,
     **corrected_mixtures.ARCHITECTURES,

@@ -96,7 +96,7 @@ def _falcon(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _whole_heads(groups: int, queries: int, size: int) -> NDArray[np.int64]:
+def whole_heads(groups: int, queries: int, size: int) -> NDArray[np.int64]:
     """The permutation from rows stored by group (its queries, its key, its value) to all queries, all keys, all values."""
     row = np.arange(groups * (queries + 2) * size)
     group, head, within = row // ((queries + 2) * size), row // size % (queries + 2), row % size
@@ -107,14 +107,14 @@ def _whole_heads(groups: int, queries: int, size: int) -> NDArray[np.int64]:
 
 def _neox_order(config: Values, part: str, count: int) -> NDArray[np.int64] | None:
     heads = config["num_attention_heads"]
-    return _whole_heads(heads, 1, count // (3 * heads)) if part == "attention.query_key_value" else None
+    return whole_heads(heads, 1, count // (3 * heads)) if part == "attention.query_key_value" else None
 
 
 def _falcon_order(config: Values, part: str, count: int) -> NDArray[np.int64] | None:
     heads, groups = config["num_attention_heads"], config["num_kv_heads"]
     if part != "self_attention.query_key_value":
         return None
-    return _whole_heads(groups, heads // groups, count // (heads + 2 * groups))
+    return whole_heads(groups, heads // groups, count // (heads + 2 * groups))
 
 
 ARCHITECTURES = {
