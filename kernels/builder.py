@@ -440,17 +440,24 @@ class Builder:
         heads: int,
         kv_heads: int,
     ) -> Slice:
-        """The Mamba 2 scan, in fp32 (outrider_kernels.h has the formula). Each head has a recurrent state, which a
+        """The scan of Mamba, in fp32 (outrider_kernels.h has the formula). Each head has a recurrent state, which a
         truncation of the row does not restore.
 
-        ``query``, ``key`` and ``value`` are C, B and x of its authors, ``steps`` are dt of all heads, and ``decay``,
-        ``skip`` and ``shift`` are A_log, D and dt_bias of checkpoints. Values and steps are overwritten.
+        ``query``, ``key`` and ``value`` are C, B and x of its authors, ``steps`` are dt of all heads (Mamba 2) or of all
+        columns (Mamba 1), and ``decay``, ``skip`` and ``shift`` are A_log, D and dt_bias of checkpoints. Values and steps
+        are overwritten.
         """
         size, columns = query.width // kv_heads, value.width // heads
         if columns % 16 or heads % kv_heads or (query.width, value.width) != (kv_heads * size, heads * columns):
             raise ValueError(f"a scan with {heads}/{kv_heads} heads over {query.width} and {value.width} columns")
         output = self._buffer(value.width)
-        numbers = (self._weights.vector([decay, skip]), self._weights.vector([shift]))
+        if steps.width == heads:
+            numbers = (self._weights.vector([decay, skip]), self._weights.vector([shift]))
+        elif decay.shape == (value.width, size) and steps.width == skip.count == shift.count == value.width:
+            rates = Weight(Format.FP32, value.width, size, (decay,), table=True)
+            numbers = (self._weights.add(rates), self._weights.vector([shift, skip]))
+        else:
+            raise ValueError(f"a scan with {steps.width} steps of {value.width} columns, decays {decay.shape}")
         op = Op(Kind.SCAN, query, key, value, steps, output, *numbers, heads=heads, kv_heads=kv_heads, head_size=size)
         self._ops.append(op)
         return output
@@ -476,12 +483,14 @@ class Builder:
             SOFTMAX_CHOSEN            softmax over the chosen experts' scores
             SIGMOID_EACH              q
             SIGMOID_SHARE             q / (sum of the chosen experts' q + epsilon)
+            SIGMOID_.._BY_SCORE       as these two
             SOFTMAX_SHARE             p / max(epsilon, sum of the chosen experts' p)
             SPARSE_MIXER              Phi's (kernels/src/elementwise.inc), with ``epsilon`` twice its jitter
 
         With SIGMOID_EACH, SIGMOID_SHARE and SOFTMAX_SHARE experts are chosen by q (or p) + ``corrections``, from the best
         ``groups_kept`` of ``groups`` by the sum of a group's best two; with SOFTMAX_GROUPS from the best groups by their
-        best expert. Weights are multiplied by ``scale``, and by the element of ``factors`` for the expert.
+        best expert; with BY_SCORE, without groups, by score + ``corrections``. Weights are multiplied by ``scale``, and by the
+        element of ``factors`` for the expert.
         """
         experts = scores.width
         size = experts // groups if groups_kept < groups else 0
@@ -583,7 +592,7 @@ class Builder:
     ) -> Slice:
         """``x * activation(key) + residual``, in ``output`` if given.
 
-        ``key`` is as wide as ``x``; or it has one column, whose activation is the sigmoid.
+        ``key`` is as wide as ``x``, or has one column.
         """
         output = output or self._buffer(x.width)
         self._ops.append(Op(Kind.GATE, x, key=key, residual=residual or ABSENT, output=output, activation=activation))

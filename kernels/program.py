@@ -157,6 +157,7 @@ class Activation(IntEnum):
     SIGMOID = 6
     RELU_SQUARED = 7
     CLIP = 8
+    SOFTPLUS = 9
 
 
 class Routing(IntEnum):
@@ -170,8 +171,16 @@ class Routing(IntEnum):
     SOFTMAX_SHARE = 4
     SPARSE_MIXER = 5
     SOFTMAX_GROUPS = 6
+    SIGMOID_EACH_BY_SCORE = 7
+    SIGMOID_SHARE_BY_SCORE = 8
 
 
+# Kinds of routing by sigmoids; those whose corrections are added to scores; and those whose weights are not divided by their sum.
+SIGMOIDS = frozenset(routing for routing in Routing if routing.name.startswith("SIGMOID"))
+BY_SCORE = frozenset((Routing.SIGMOID_EACH_BY_SCORE, Routing.SIGMOID_SHARE_BY_SCORE))
+NOT_NORMALISED = frozenset(
+    (Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SIGMOID_EACH_BY_SCORE, Routing.SOFTMAX_GROUPS)
+)
 # kMostRouted of the kernels: the most experts with any routing but SOFTMAX and SOFTMAX_CHOSEN.
 MOST_ROUTED = 1024
 
@@ -330,8 +339,14 @@ class Op:
 
     @property
     def decays(self) -> int:
-        """The number of decays of a token in OUTER_PRODUCTS: one for each head, or one for each row of its state."""
-        return self.residual.width - self.heads if self.kind is Kind.DELTA else self.heads
+        """The numbers by which states decay that are kept of a token in OUTER_PRODUCTS: one for each head, row, or (the
+        steps of Mamba 1) column."""
+        return self.residual.width - self.heads if self.kind is Kind.DELTA else self.residual.width
+
+    @property
+    def by_column(self) -> bool:
+        """Whether a SCAN has a step for each column of a state (Mamba 1), not one for each head."""
+        return self.residual.width == self.value.width
 
     @property
     def parts(self) -> int:

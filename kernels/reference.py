@@ -19,7 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels import packing, storage
-from outrider.kernels.program import Activation, Cache, Format, Kind, Norm, Op, Program, Routing, Slice, Weight
+from outrider.kernels.program import (
+    BY_SCORE,
+    NOT_NORMALISED,
+    SIGMOIDS,
+    Activation,
+    Cache,
+    Format,
+    Kind,
+    Norm,
+    Op,
+    Program,
+    Routing,
+    Slice,
+    Weight,
+)
 
 Array = NDArray[np.float64]
 # With an int8 cache so many attention weights are rounded together.
@@ -87,7 +101,7 @@ class ReferenceModel:
             return _delta(op, x, key, value, gates, self.weights[op.weight][0], self.weights[op.bias][0])
         if op.kind is Kind.SCAN:
             key, value, steps = (_read(buffers, part) for part in (op.key, op.value, op.residual))
-            return _scan(op, x, key, value, steps, self.weights[op.weight][0], self.weights[op.bias][0])
+            return _scan(op, x, key, value, steps, self.weights[op.weight], self.weights[op.bias][0])
         if op.kind is Kind.ROUTE:
             routed = _route(op, x, self.weights[op.weight][0] if op.weight >= 0 else None)
             if bias is not None:
@@ -245,6 +259,8 @@ def _activate(x: Array, activation: Activation) -> Array:
         return np.asarray(x / (1 + np.exp(-x)))
     if activation is Activation.SIGMOID:
         return np.asarray(1 / (1 + np.exp(-x)))
+    if activation is Activation.SOFTPLUS:
+        return np.asarray(np.logaddexp(0, x))
     return x
 
 
@@ -279,19 +295,23 @@ def _delta(op: Op, query: Array, key: Array, value: Array, gates: Array, decay: 
 
 
 def _scan(op: Op, query: Array, key: Array, value: Array, steps: Array, numbers: Array, shift: Array) -> Array:
-    """The Mamba 2 scan. For each token: state *= decay; state += key (value * step)^T; result = state^T query +
-    D * value."""
-    count, group = len(query), op.heads // op.kv_heads
-    decay, skip = numbers[: op.heads], numbers[op.heads : 2 * op.heads]
+    """The scan of Mamba. For each token: state *= decay; state += key (value * step)^T; result = state^T query + D * value.
+    Steps, rates and D have one number for each head (Mamba 2), or steps and D one for each column, and rates one for each
+    element of a state (Mamba 1)."""
+    count, group, width = len(query), op.heads // op.kv_heads, value.shape[1]
+    if op.by_column:
+        rates = np.exp(numbers).reshape(op.heads, -1, op.head_size).swapaxes(1, 2)
+        shift, skip = shift[:width], shift[width : 2 * width].reshape(op.heads, -1)
+    else:
+        rates = np.exp(numbers[0, : op.heads])[:, None, None]
+        shift, skip = shift[: op.heads], numbers[0, op.heads : 2 * op.heads, None]
     queries, keys = (np.repeat(x.reshape(count, op.kv_heads, op.head_size), group, axis=1) for x in (query, key))
-    values = value.reshape(count, op.heads, -1)
-    steps = np.logaddexp(0, steps + shift[: op.heads])
-    kept = np.exp(-np.exp(decay) * steps)
+    values, steps = value.reshape(count, op.heads, -1), np.logaddexp(0, steps + shift).reshape(count, op.heads, -1)
     state, result = np.zeros((op.heads, op.head_size, values.shape[2])), np.empty_like(values)
     for token in range(count):
-        added = keys[token, :, :, None] * (values[token] * steps[token, :, None])[:, None]
-        state = state * kept[token, :, None, None] + added
-        result[token] = np.einsum("hij,hi->hj", state, queries[token]) + skip[:, None] * values[token]
+        added = keys[token, :, :, None] * (values[token] * steps[token])[:, None]
+        state = state * np.exp(-rates * steps[token][:, None]) + added
+        result[token] = np.einsum("hij,hi->hj", state, queries[token]) + skip * values[token]
     return np.asarray(result.reshape(value.shape))
 
 
@@ -301,8 +321,8 @@ def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
         return _mix_sparsely(op, scores)
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
     softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
-    chances = 1 / (1 + np.exp(-scores)) if op.integer in (Routing.SIGMOID_EACH, Routing.SIGMOID_SHARE) else softmax
-    values = scores if corrections is None and not op.head_size else chances
+    chances = 1 / (1 + np.exp(-scores)) if Routing(op.integer) in SIGMOIDS else softmax
+    values = scores if (corrections is None and not op.head_size) or Routing(op.integer) in BY_SCORE else chances
     values = values if corrections is None else values + corrections[: op.heads]
     if op.head_size:
         groups = values.reshape(len(values), -1, op.head_size)
@@ -315,11 +335,11 @@ def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
     best = np.argsort(-values, axis=1, kind="stable")[:, : op.kv_heads]
     weights = np.take_along_axis(chances, best, axis=1)
     total = weights.sum(axis=1, keepdims=True)
-    if op.integer == Routing.SIGMOID_SHARE:
+    if Routing(op.integer) in SIGMOIDS:
         total = total + np.float32(op.epsilon)
     elif op.integer == Routing.SOFTMAX_SHARE:
         total = np.maximum(total, np.float32(op.epsilon))
-    shared = op.integer not in (Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SOFTMAX_GROUPS)
+    shared = Routing(op.integer) not in NOT_NORMALISED
     return np.concatenate([best, (weights / total if shared else weights) * np.float32(op.scale)], axis=1)
 
 

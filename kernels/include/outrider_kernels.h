@@ -96,7 +96,7 @@ enum outrider_operation {
   OUTRIDER_ROUTE = 8,   /* MoE router: in = scores of experts; out = the indices of the kv_heads best, then their weights */
   OUTRIDER_EXPERTS = 9, /* out = for each expert of a token, LINEAR with that expert's matrix */
   OUTRIDER_MIX = 10,    /* out = sum over a token's experts of their products (integer 0: times their weights) + residual */
-  OUTRIDER_GATE = 11,   /* out = in * g + residual, g = sigmoid(key) if key has one column, else activation(key) */
+  OUTRIDER_GATE = 11,   /* out = in * g + residual, g = activation(key); key has one column or as many as in */
   OUTRIDER_HAND_OUT = 12, /* in = columns integer.. of the hidden states that a batch asks for; before SELECT */
   OUTRIDER_TAKE_IN = 13,  /* out = the hidden state that was given with the token; a GO_ON follows */
   OUTRIDER_GO_ON = 14,    /* out = in for a token that was given a state, else what LEAVE stored for the row's last token */
@@ -110,7 +110,8 @@ enum outrider_operation {
   OUTRIDER_CUT = 22,   /* out = max(0, in - (mean(in) + scale * standard deviation of in)) */
   OUTRIDER_BLEND = 23, /* out = linear combinations of in's vectors, with the token's own coefficients key, + residual */
   OUTRIDER_MATCH = 24, /* out = in's vectors, each scaled to the root mean square of key, + residual */
-  OUTRIDER_SCAN = 25   /* the Mamba 2 scan: in = C, key = B, value = x, residual = dt; overwrites value and residual */
+  OUTRIDER_SCAN =
+      25 /* the scan of Mamba 1 and 2: in = C, key = B, value = x, residual = dt; overwrites value and residual */
 };
 
 enum outrider_activation {
@@ -121,6 +122,7 @@ enum outrider_activation {
   OUTRIDER_SILU = 4,
   OUTRIDER_SIGMOID = 6,
   OUTRIDER_RELU_SQUARED = 7,
+  OUTRIDER_SOFTPLUS = 9,      /* log(1 + e^x) */
   OUTRIDER_CLIP = 8,          /* clamp(x, -cap, cap), without the soft cap; only of LINEAR with an ungated weight */
   OUTRIDER_CLAMPED_SWIGLU = 5 /* gated: g = min(gate, cap), u = clamp(up, -cap, cap); g * sigmoid(scale * g) * (u + 1) */
 };
@@ -133,7 +135,10 @@ enum outrider_route {
   OUTRIDER_SIGMOID_SHARE = 3,  /* sigmoid / (sum of the chosen experts' sigmoids + epsilon) */
   OUTRIDER_SOFTMAX_SHARE = 4,  /* p = softmax over all experts; p / max(epsilon, sum of the chosen experts' p) */
   OUTRIDER_SPARSE_MIXER = 5,   /* two experts: softmax over the scores near the best, then over those near the second */
-  OUTRIDER_SOFTMAX_GROUPS = 6  /* softmax over all experts; groups are chosen by their best expert */
+  OUTRIDER_SOFTMAX_GROUPS = 6, /* softmax over all experts; groups are chosen by their best expert */
+  OUTRIDER_SIGMOID_EACH_BY_SCORE =
+      7, /* as SIGMOID_EACH and SIGMOID_SHARE, but corrections are added to scores, not to sigmoids */
+  OUTRIDER_SIGMOID_SHARE_BY_SCORE = 8
 };
 
 enum outrider_norm { OUTRIDER_RMS = 0, OUTRIDER_LAYER = 1 };
@@ -195,16 +200,16 @@ typedef struct outrider_quantised {
  *              are -1 instead, unless logits are wanted
  *   ROUTE      heads = number of experts, kv_heads = experts of each token, best first, ties by index; integer = outrider_route;
  *              scale multiplies the weights; bias: -1 or a factor for each expert, which multiplies its weight.
- *              SIGMOID_EACH, SIGMOID_SHARE, SOFTMAX_SHARE, SOFTMAX_GROUPS: epsilon; weight: -1 or a correction for each expert, which is
+ *              All SIGMOID kinds, SOFTMAX_SHARE, SOFTMAX_GROUPS: epsilon; weight: -1 or a correction for each expert, which is
  *              added to its score for the choice only; head_size: 0, or experts in a group: then experts are chosen from the `window`
- *              best groups, by the sum of a group's best two experts (SOFTMAX_GROUPS: by its best expert).
+ *              best groups, by the sum of a group's best two experts (SOFTMAX_GROUPS: by its best expert; BY_SCORE: no groups).
  *              SPARSE_MIXER: a score s is near the best one b if (b - s) / max(|s|, b) <= epsilon
  *   EXPERTS    key = ROUTE's output, heads and kv_heads as in ROUTE; weight, bias: those of the first expert, the others' follow, all
  *              with the same shape and storage; activation, cap, scale; integer 0: in holds the tokens' vectors, 1: in is the output of
  *              another EXPERTS; out is a whole buffer of kv_heads * (columns of a product, rounded up to 16), in an order that only
  *              EXPERTS and MIX know
  *   MIX        in = EXPERTS' output, key = ROUTE's, kv_heads, residual, integer
- *   GATE       in, key, residual, activation (where key is as wide as in)
+ *   GATE       in, key, residual, activation
  *   HAND_OUT   in, integer
  *   TAKE_IN    out, with as many columns as a given state. The operations between it and GO_ON are skipped in passes in which no token
  *              came with a state
@@ -222,6 +227,8 @@ typedef struct outrider_quantised {
  *              heads, then D; bias: one for each head. Heads share key heads as in DELTA:
  *                step = softplus(residual + bias), decay = exp(-exp(A_log) * step)
  *                state = state * decay + key (value * step)^T; out = state^T in + D * value
+ *              Mamba 1: residual [heads, columns], a step for each column; weight: A_log, an fp32 table [heads * columns, head_size], so
+ *              that each element of a state has its own decay; bias: that of all steps, then D of all columns
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores); window: 0: a token attends to all tokens
  *              before it, w > 0: to the last w, -w: to those of its own chunk of w tokens; weight: the score of an attention sink for
  *              each head, or -1; bias: ALiBi's slope of each head, or -1: score = in . key * scale + slope * (key's position - query's),

@@ -15,6 +15,10 @@ bool is_vector(const outrider_weight &weight, int width) {
   return weight.table && weight.format == OUTRIDER_FP32 && weight.rows == 1 && weight.columns >= width;
 }
 
+bool is_table(const outrider_weight &weight, int rows, int columns) {
+  return weight.table && weight.format == OUTRIDER_FP32 && weight.rows == rows && weight.columns == columns;
+}
+
 // Whether a vector holds distinct ids of the vocabulary: SPREAD writes to these columns, by several threads.
 bool are_tokens(const outrider_weight &weight, int count, int vocabulary) {
   const float *ids = static_cast<const float *>(weight.data);
@@ -102,6 +106,8 @@ int32_t Engine::check_choice(const outrider_op &op) const {
                : fail(OUTRIDER_INVALID, "a sparse mixer takes two experts, without corrections or groups");
   if (op.weight >= 0 && !is_vector(weights[static_cast<size_t>(op.weight)], op.heads))
     return fail(OUTRIDER_INVALID, "corrections are an fp32 vector, one for each expert");
+  if (op.head_size != 0 && op.integer > OUTRIDER_SOFTMAX_GROUPS)
+    return fail(OUTRIDER_INVALID, "experts that are chosen by score have no groups");
   if (op.head_size == 0) return OUTRIDER_OK;
   const int64_t groups = op.head_size > 1 && op.heads % op.head_size == 0 ? op.heads / op.head_size : 0;
   if (op.window < 1 || op.window > groups || op.kv_heads > int64_t{op.window} * op.head_size)
@@ -260,7 +266,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
     case OUTRIDER_ROUTE:
       refuse(op.heads < 1 || op.kv_heads < 1 || op.kv_heads > op.heads || op.heads > 1 << 20,
              "a token takes some of the experts");
-      refuse(op.integer < OUTRIDER_SOFTMAX || op.integer > OUTRIDER_SOFTMAX_GROUPS,
+      refuse(op.integer < OUTRIDER_SOFTMAX || op.integer > OUTRIDER_SIGMOID_SHARE_BY_SCORE,
              "a token's experts are weighed in another way");
       if (status == OUTRIDER_OK && op.integer > OUTRIDER_SOFTMAX_CHOSEN) status = check_choice(op);
       refuse(bias && !is_vector(*bias, op.heads), "factors of experts are an fp32 vector, one for each expert");
@@ -324,14 +330,22 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       const int decays = op.heads * (decays_by_row(op) ? op.head_size : 1);
       refuse(op.heads < 1 || op.kv_heads < 1 || op.heads % op.kv_heads || op.head_size < 1,
              "heads with a state must be a multiple of the key heads");
-      refuse(!weight || !bias || !is_vector(*weight, numbers * op.heads) || !is_vector(*bias, decays),
-             "decays are fp32 vectors, one number a head");
+      if (scans_by_column(op))
+        refuse(!weight || !bias || !is_table(*weight, op.out.width, op.head_size) || !is_vector(*bias, 2 * op.out.width),
+               "rates are an fp32 table, with a row for each column; biases and factors an fp32 vector");
+      else
+        refuse(!weight || !bias || !is_vector(*weight, numbers * op.heads) || !is_vector(*bias, decays),
+               "decays are fp32 vectors, one number a head");
       if (status != OUTRIDER_OK) break;
       refuse(op.out.width % (op.heads * kLanes), "heads with a state have values of a multiple of 16 columns");
       check(op.in, op.kv_heads * op.head_size, "queries");
       check(op.key, op.kv_heads * op.head_size, "keys");
       check(op.value, op.out.width, "values");
-      check(op.residual, op.kind == OUTRIDER_SCAN ? op.heads : op.heads + decays, "gates");
+      check(op.residual,
+            scans_by_column(op)        ? op.out.width
+            : op.kind == OUTRIDER_SCAN ? op.heads
+                                       : op.heads + decays,
+            "gates");
       check(op.out, op.out.width, "what is read of a state");
       refuse(op.out.buffer == op.in.buffer || op.out.buffer == op.key.buffer || op.out.buffer == op.value.buffer ||
                  op.out.buffer == op.residual.buffer,

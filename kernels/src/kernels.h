@@ -327,10 +327,11 @@ struct StateStep {
   int32_t rows, columns;
   int32_t pending;
   const float *const *keys, *const *deltas;  // of the pending updates
-  const float *const *decays;                // [1] or [rows] for each update
+  const float *const *decays;                // [1], [rows] or (steps of a scan by columns) [columns] for each update
   const float *key, *query;                  // null: apply the pending updates only
   const float *decay;
   float factor, skip;
+  const float *rates, *skips;  // only of a scan by columns: [rows][columns], [columns]
   float *value, *out;
 };
 
@@ -370,9 +371,9 @@ struct Kernels {
   void (*rope)(float *head, const float *cosine, const float *sine, int rotated);
   void (*table_row)(const void *row, int format, float scale, float *out, int width);
   void (*add)(const float *x, const float *y, float *out, int width);
-  // The best experts and their weights, 1 / (1 + e^-x), and x * factor + added (or null).
+  // The best experts and their weights, activation(x), and x * factor + added (or null).
   void (*route)(const Route &task, const float *scores, float *out);
-  float (*logistic)(float x);
+  float (*activated)(float x, int activation);
   void (*scaled)(const float *x, float factor, const float *added, float *out, int width);
   void (*xielu)(const float *x, const Xielu &task, float *out, int width);
   // max(0, x - (mean + deviations * standard deviation)).
@@ -411,6 +412,9 @@ struct Kernels {
   void (*delta_rule)(const StateStep &step);
   void (*delta_rule_by_row)(const StateStep &step);
   void (*scan)(const StateStep &step);
+  void (*scan_by_column)(const StateStep &step);
+  // x = softplus(x + bias), of a multiple of 16 columns.
+  void (*steps)(float *x, const float *bias, int width);
   // Whether `linear` can multiply a weight in pairs of channels (linear_pairs.inc), and the constants that it needs for one tile. Both
   // are null in units that never do.
   bool (*paired)(const outrider_weight &weight);

@@ -199,7 +199,7 @@ void Pass::gate(const outrider_op &op, Rows rows, int thread) {
         engine.kernels->gated_by(in + t * in_stride, key + t * key_stride, op.activation,
                                  residual ? residual + t * residual_stride : nullptr, out + t * out_stride, op.out.width);
       else
-        engine.kernels->scaled(in + t * in_stride, engine.kernels->logistic(key[t * key_stride]),
+        engine.kernels->scaled(in + t * in_stride, engine.kernels->activated(key[t * key_stride], op.activation),
                                residual ? residual + t * residual_stride : nullptr, out + t * out_stride, op.out.width);
   });
 }

@@ -1,4 +1,4 @@
-// Recurrent operations (convolution, gated delta net, Mamba 2 scan): compute a row's new tokens from the state and the inputs that the
+// Recurrent operations (convolution, gated delta net, Mamba scans): compute a row's new tokens from the state and the inputs that the
 // row keeps, and update these.
 #include <string.h>
 
@@ -122,23 +122,30 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       engine.kernels->unit_vector(key_of(token), op.epsilon, 1.0f, key_of(token), size);
       engine.kernels->unit_vector(query_of(token), op.epsilon, op.scale, query_of(token), size);
     });
-  const bool by_row = decays_by_row(op);
-  const int32_t decays_each = by_row ? size : 1;
-  const auto step_state = scans    ? engine.kernels->scan
-                          : by_row ? engine.kernels->delta_rule_by_row
-                                   : engine.kernels->delta_rule;
+  const bool by_row = decays_by_row(op), by_column = scans_by_column(op);
+  const int32_t decays_each = decays_of_head(op);
+  const auto step_state = by_column ? engine.kernels->scan_by_column
+                          : scans   ? engine.kernels->scan
+                          : by_row  ? engine.kernels->delta_rule_by_row
+                                    : engine.kernels->delta_rule;
   for (int32_t head = part * part_heads; head < (part + 1) * part_heads; ++head) {
-    const double rate = decay_rate(op, head);
+    const double rate = by_column ? 0.0 : decay_rate(op, head);
     const auto delta_of = [&](int64_t token) { return at(op.value, token) + head * columns; };
     // The delta rule's beta, or the scan's step dt.
     const auto factor_of = [&](int64_t token) -> float & { return at(op.residual, token)[head]; };
-    // The delta rule's decays follow its factors in the buffer; a scan's decay, exp(-rate * dt), is written to *of_scan.
+    // The steps of a scan by columns.
+    const auto steps_of = [&](int64_t token) { return at(op.residual, token) + head * columns; };
+    // The delta rule's decays follow its factors in the buffer; a scan's decay, exp(-rate * dt), is written to *of_scan. In place of the
+    // decays of a scan by columns, its steps.
     const auto decays_of = [&](int64_t token, float *of_scan) -> const float * {
+      if (by_column) return steps_of(token);
       if (!scans) return at(op.residual, token) + op.heads + head * decays_each;
       *of_scan = static_cast<float>(exponential_of(*engine.kernels, -rate * static_cast<double>(factor_of(token))));
       return of_scan;
     };
+    const float *const biases = static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data);
     each_token([&](int64_t token) {
+      if (by_column) return engine.kernels->steps(steps_of(token), biases + head * columns, columns);
       float &factor = factor_of(token);
       if (scans) {
         factor = scan_step(op, head, factor);
@@ -146,7 +153,7 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       }
       float *const decay = at(op.residual, token) + op.heads + head * decays_each;
       for (int32_t i = 0; i < decays_each; ++i) decay[i] = delta_decay(op, head * decays_each + i, rate, decay[i]);
-      factor = engine.kernels->logistic(factor);
+      factor = engine.kernels->activated(factor, OUTRIDER_SIGMOID);
       if (op.cap != 0.0f) factor *= op.cap;
     });
     float *const state = row.state.data() + place.state + head * head_state;
@@ -159,7 +166,12 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
     step.keys = keys;
     step.deltas = deltas;
     step.decays = decays;
-    step.skip = scans ? number_of(op.weight, op.heads + head) : 0.0f;
+    if (by_column) {
+      step.rates = place.rates.data() + head * head_state;
+      step.skips = biases + op.out.width + head * columns;
+    } else if (scans) {
+      step.skip = number_of(op.weight, op.heads + head);
+    }
     const auto put_off = [&](const float *key, const float *delta, const float *decay) {
       keys[step.pending] = key;
       deltas[step.pending] = delta;
@@ -184,7 +196,7 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       step.key = key_of(token);
       step.query = query_of(token);
       step.decay = decay;
-      step.factor = factor_of(token);
+      step.factor = by_column ? 0.0f : factor_of(token);
       step.value = delta_of(token);
       step.out = at(op.out, token) + head * columns;
       step_state(step);
@@ -208,7 +220,7 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
           float of_branch;
           read(branch.token, decays_of(branch.token, &of_branch), nullptr);
         }
-      if (scans) {
+      if (scans && !by_column) {
         latest = own;
         decay = &latest;
       }

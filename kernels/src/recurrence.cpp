@@ -58,6 +58,21 @@ std::vector<float> transposed(const outrider_weight &weight) {
   return taps;
 }
 
+// The rates of a scan by columns, in the order of its states' elements. A_log: [columns of all heads, rows of a state].
+std::vector<float> rates_of(const outrider_op &op, const outrider_weight &weight, const Kernels &kernels) {
+  const int64_t rows = op.head_size, columns = op.out.width / op.heads;
+  std::vector<float> rates(static_cast<size_t>(rows * op.out.width));
+  const float *const logs = static_cast<const float *>(weight.data);
+  for (int64_t column = 0; column < op.out.width; ++column)
+    for (int64_t row = 0; row < rows; ++row) {
+      const double log = static_cast<double>(logs[column * rows + row]);
+      double rate;
+      kernels.exponentials(&log, 0.0, &rate, 1);
+      rates[static_cast<size_t>((column / columns * rows + row) * columns + column % columns)] = static_cast<float>(rate);
+    }
+  return rates;
+}
+
 }  // namespace
 
 int32_t parts_of(const outrider_op &op) {
@@ -79,9 +94,9 @@ int32_t Engine::plan_recurrence() {
     one.input = recurrence.input_size;
     if (has_matrices(op)) {
       const int64_t head = static_cast<int64_t>(op.head_size) * (op.out.width / op.heads);
-      one.input_size = int64_t{parts_of(op)} * op.head_size + op.value.width +
-                       int64_t{op.heads} * (decays_by_row(op) ? op.head_size : 1);
+      one.input_size = int64_t{parts_of(op)} * op.head_size + op.value.width + int64_t{op.heads} * decays_of_head(op);
       one.state_size = op.heads * head;
+      if (scans_by_column(op)) one.rates = rates_of(op, weight, *kernels);
       most_attention = std::max(most_attention, head);
       recurrence.taken_back = kTakenBackOfMatrices;
     } else {

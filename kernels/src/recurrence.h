@@ -34,6 +34,14 @@ inline bool has_matrices(const outrider_op &op) { return op.kind == OUTRIDER_DEL
 // Whether a delta rule has a decay for each row of a state, not one for each head.
 inline bool decays_by_row(const outrider_op &op) { return op.kind == OUTRIDER_DELTA && op.residual.width != 2 * op.heads; }
 
+// Whether a scan has a step for each column of a state and a decay for each of its elements (Mamba 1), not one for each head.
+inline bool scans_by_column(const outrider_op &op) { return op.kind == OUTRIDER_SCAN && op.residual.width == op.out.width; }
+
+// The decays of a head that a token's input has: of a scan by columns its steps, by which the decays of all elements are computed.
+inline int32_t decays_of_head(const outrider_op &op) {
+  return decays_by_row(op) ? op.head_size : scans_by_column(op) ? op.out.width / op.heads : 1;
+}
+
 // The number of parts into which the heads of an operation with matrices are divided. Different threads may work on different parts, so
 // each part stores the token's key for itself.
 int32_t parts_of(const outrider_op &op);
@@ -43,7 +51,8 @@ int32_t parts_of(const outrider_op &op);
 struct Recurrent {
   int64_t state = 0, state_size = 0;
   int64_t input = 0, input_size = 0;
-  std::vector<float> taps;  // only for a convolution: [taps][columns rounded up to 16]
+  std::vector<float> taps;   // only for a convolution: [taps][columns rounded up to 16]
+  std::vector<float> rates;  // only for a scan by columns: e^A_log [heads][rows of a state][columns]
 };
 
 // The recurrent operations of a program.

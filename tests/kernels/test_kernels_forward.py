@@ -326,9 +326,9 @@ def test_slopes_that_make_no_sense_are_refused():
     model = packed(SLOPES, Format.FP32)
     ops = list(model.program.ops)
     at = next(index for index, op in enumerate(ops) if op.kind is Kind.ATTENTION)
-    norm = next(op for op in ops if op.kind is Kind.NORM)
+    matrix = next(op for op in ops if op.kind is Kind.LINEAR)
     for changed, sentence in [
-        (replace(ops[at], bias=norm.weight), "slopes are an fp32 vector, one for each head"),
+        (replace(ops[at], bias=matrix.weight), "slopes are an fp32 vector, one for each head"),
         (replace(ops[at], cap=2.0), "attention with slopes has no cap of scores"),
     ]:
         with pytest.raises(KernelError, match=sentence):

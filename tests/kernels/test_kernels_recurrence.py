@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_models import DELTA, HYBRID, SCAN, Packed, Shape, all_logits, assert_same_bits, packed, tokens
+from kernel_models import BY_COLUMN, DELTA, HYBRID, SCAN, Packed, Shape, all_logits, assert_same_bits, packed, tokens
 
 from outrider.kernels import library
 from outrider.kernels.builder import Builder
@@ -22,7 +22,7 @@ WIDE = replace(HYBRID, width=128, heads=16, kv_heads=1, taps=16)
 GREEDY = SamplingValues()
 
 
-@pytest.fixture(scope="module", params=[HYBRID, WIDE, DELTA, SCAN], ids=["near", "far", "delta", "scan"])
+@pytest.fixture(scope="module", params=[HYBRID, WIDE, DELTA, SCAN, BY_COLUMN], ids=["near", "far", "delta", "scan", "by column"])
 def model(request: Any) -> Packed:
     return packed(request.param, Format.W4A8)
 
@@ -159,7 +159,7 @@ def test_random_walks(model: Packed, isa: str, seeds: tuple[int, ...], monkeypat
             random_walk(engine, seed)
 
 
-@pytest.mark.parametrize("shape", [HYBRID, DELTA, SCAN], ids=["convolutions", "delta", "scan"])
+@pytest.mark.parametrize("shape", [HYBRID, DELTA, SCAN, BY_COLUMN], ids=["convolutions", "delta", "scan", "by column"])
 @pytest.mark.parametrize("format", [Format.FP32, Format.BF16, Format.W8A8])
 def test_random_walks_in_other_formats(shape: Shape, format: Format) -> None:
     with packed(shape, format).model(threads=2) as engine:
@@ -262,6 +262,17 @@ def test_programs_that_make_no_sense_are_refused() -> None:
         (replace(op, residual=replace(op.residual, width=5)), "gates has 5 columns instead of 6"),
         (replace(op, key=replace(op.key, width=20)), "keys has 20 columns instead of 40"),
         (replace(op, output=replace(op.value)), "an operation with a state cannot write into what it reads"),
+    ]:
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(scan.program, ops=(*ops[:at], changed, *ops[at + 1 :])), scan.memory).model()
+    scan = packed(BY_COLUMN, Format.W4A8)
+    ops = list(scan.program.ops)
+    at = next(index for index, op in enumerate(ops) if op.kind is Kind.SCAN)
+    op = ops[at]
+    for changed, sentence in [
+        (replace(op, weight=op.bias), "rates are an fp32 table, with a row for each column"),
+        (replace(op, bias=norm), "biases and factors an fp32 vector"),
+        (replace(op, residual=replace(op.residual, width=40)), "decays are fp32 vectors, one number a head"),
     ]:
         with pytest.raises(KernelError, match=sentence):
             Packed(replace(scan.program, ops=(*ops[:at], changed, *ops[at + 1 :])), scan.memory).model()

@@ -29,6 +29,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "corrected softmax": dict(routing=Routing.SOFTMAX_SHARE, corrected=True, epsilon=1e-12),
     "no less than a half": dict(routing=Routing.SOFTMAX_SHARE, epsilon=0.5),
     "softmax of groups": dict(routing=Routing.SOFTMAX_GROUPS, groups=4, groups_kept=2, scale=16.0),
+    "corrected scores": dict(routing=Routing.SIGMOID_EACH_BY_SCORE, corrected=True),
+    "shares by corrected scores": dict(routing=Routing.SIGMOID_SHARE_BY_SCORE, corrected=True, epsilon=0.25),
     "sparse mixer": dict(routing=Routing.SPARSE_MIXER, epsilon=0.3),
     "a factor for each": dict(routing=Routing.SOFTMAX_CHOSEN, factored=True, scale=1.5),
 }
@@ -66,12 +68,12 @@ def defined(scores: Scores, chosen: int, corrections: Scores, way: dict[str, Any
 
 def _chosen(row: Any, chosen: int, corrections: Scores, way: dict[str, Any]) -> tuple[list[int], list[float]]:
     routing = way["routing"]
-    of_sigmoids = routing in (Routing.SIGMOID_EACH, Routing.SIGMOID_SHARE)
+    of_sigmoids = routing.name.startswith("SIGMOID")
     chances = 1 / (1 + np.exp(-row)) if of_sigmoids else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
     values = row
     if way.get("corrected") or "groups" in way:
         # As fp32 has them, and so which of them are equal.
-        values = chances.astype(np.float32) + (corrections if way.get("corrected") else np.float32(0))
+        values = (row if routing.name.endswith("BY_SCORE") else chances).astype(np.float32) + (corrections if way.get("corrected") else np.float32(0))
     allowed = list(range(len(row)))
     if "groups" in way:
         size = len(row) // way["groups"]
@@ -83,7 +85,7 @@ def _chosen(row: Any, chosen: int, corrections: Scores, way: dict[str, Any]) -> 
     weights = chances[best]
     if routing is Routing.SOFTMAX_CHOSEN:
         weights = weights / weights.sum()
-    if routing is Routing.SIGMOID_SHARE:
+    if routing.name.startswith("SIGMOID_SHARE"):
         weights = weights / (weights.sum() + way["epsilon"])
     if routing is Routing.SOFTMAX_SHARE:
         weights = weights / max(weights.sum(), way["epsilon"])

@@ -58,6 +58,10 @@ def _neox(tensors: Tensors, config: Config) -> Tensors:
     return tensors
 
 
+def _without_prefix(tensors: Tensors, config: Config) -> Tensors:
+    return {name.removeprefix("transformer."): values for name, values in tensors.items()}
+
+
 def _falcon(tensors: Tensors, config: Config) -> Tensors:
     heads, groups = config["num_attention_heads"], _falcon_groups(config)
     size = config["hidden_size"] // heads
@@ -355,7 +359,7 @@ WRITTEN: dict[str, Written] = {
     "gpt2": Written(steps=(_turned,)),
     "gptneox": Written(_parallel, (_neox,)),
     "falcon": Written(_falcon_keys, (_falcon,)),
-    "bloom": Written(steps=(_neox,)),
+    "bloom": Written(steps=(_neox, _without_prefix)),
     "mpt": Written(_mpt),
 }
 

@@ -50,6 +50,7 @@ class Shape:
     taps: int = 0
     delta: bool = False
     scan: bool = False
+    by_column: bool = False
     shared: bool = False
     clipped: bool = False
     value: int = 0
@@ -70,6 +71,7 @@ MIXTURE = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, experts=7, c
 HYBRID = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, layers=3, vocabulary=101, taps=4)
 DELTA = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=3, delta=True)
 SCAN = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=4, scan=True)
+BY_COLUMN = replace(SCAN, by_column=True)
 SHARED = Shape(width=160, heads=4, kv_heads=2, inner=104, group=32, layers=4, vocabulary=101, window=21, shared=True)
 LATENT = Shape(width=144, heads=6, kv_heads=1, inner=104, group=32, vocabulary=101, window=37, value=40)
 NARROW = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, vocabulary=97, value=8)
@@ -93,6 +95,7 @@ SHAPES = {
     "hybrid": HYBRID,
     "delta": DELTA,
     "scan": SCAN,
+    "by column": BY_COLUMN,
     "latent": LATENT,
     "narrow": NARROW,
     "mixture": MIXTURE,
@@ -181,6 +184,10 @@ def build(shape: Shape, precision: Format) -> Program:
         a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, **seen, **more)
         if shape.delta:
             a = builder.gate(a, builder.linear(h, [Tensor(at + "a", (width, width))]))
+        if shape.by_column:
+            a = builder.gate(a, builder.linear(h, [Tensor(at + "a", (width, width))]), activation=Activation.SOFTPLUS)
+            one = builder.linear(h, [Tensor(at + "one", (1, width))], precision=Format.FP32)
+            builder.gate(a.part(0, head), one, activation=Activation.SOFTPLUS, output=a.part(0, head))
         output_bias = [vector(at + "o.bias", width)] if opt else []
         if shape.capped:
             y = builder.linear(a, [Tensor(at + "o", (width, width))], cap=2.5, scale=0.6)
@@ -308,16 +315,20 @@ def _delta_net(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> S
 
 
 def _mamba(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:
-    """Mamba 2 with six heads and two keys, each shared by three heads; in the last layer one key for all heads."""
+    """Mamba 2 with six heads and two keys, each shared by three heads; in the last layer one key for all heads. By columns:
+    Mamba 1."""
     heads, size, columns, width = 6, 20, 80, shape.width
     kv_heads = 1 if at.startswith(str(shape.layers - 1)) else 2
     mixed = 2 * kv_heads * size + heads * columns
     y = builder.linear(h, [Tensor(at + "mixed", (mixed, width))])
     taps, bias = Tensor(at + "taps", (mixed, 1, shape.taps)), Tensor(at + "taps.bias", (mixed,))
     y = builder.convolve(y, taps, bias=bias, activation=Activation.SILU)
-    steps = builder.linear(h, [Tensor(at + "steps", (heads, width))], precision=Format.FP32)
+    count = heads * columns if shape.by_column else heads
+    steps = builder.linear(h, [Tensor(at + "steps", (count, width))], precision=Format.FP32)
     value, key, query = y.split(heads * columns, kv_heads * size, kv_heads * size)
-    numbers = {name: Tensor(at + name + end, (heads,)) for name, end in (("decay", ""), ("skip", ""), ("shift", ".bias"))}
+    numbers = {name: Tensor(at + name + end, (count,)) for name, end in (("decay", ""), ("skip", ""), ("shift", ".bias"))}
+    if shape.by_column:
+        numbers["decay"] = Tensor(at + "decays", (count, size))
     y = builder.scan(query, key, value, steps, heads=heads, kv_heads=kv_heads, **numbers)
     y = builder.gate(y, builder.linear(h, [Tensor(at + "z", (heads * columns, width))]), activation=Activation.SILU)
     builder.head_norm(y, None, heads=kv_heads, epsilon=1e-6)

@@ -514,6 +514,44 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 MIXTURE = LLAMA | {"num_experts_per_tok": 2, "pad_token_id": 0}
 # As TINY, for mixtures of experts: transformers holds all experts in one tensor, most checkpoints have one for each.
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "kolibri": (
+        "kolibri1",
+        MIXTURE
+        | {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
+        | {"num_hidden_layers": 5, "sliding_window": 7, "head_dim": 24},
+    ),
+    "kolibri-shares": (
+        "kolibri1",
+        MIXTURE
+        | {"num_experts": 5, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24, "head_dim": 16}
+        | {"norm_topk_prob": True, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "laguna-elements": (
+        "laguna",
+        MIXTURE
+        | {"num_experts": 5, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24, "head_dim": 16}
+        | {"gating": "per-element", "attention_bias": True},
+    ),
+    "laguna": (
+        "laguna",
+        MIXTURE
+        | {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
+        | {"num_hidden_layers": 3, "num_attention_heads_per_layer": [6, 4, 2], "head_dim": 24, "sliding_window": 7}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | {"moe_router_logit_softcapping": 2.0, "moe_routed_scaling_factor": 1.7},
+    ),
+    "jamba-dense": (
+        "jamba",
+        MIXTURE
+        | {"num_experts": 1, "num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16}
+        | {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_d_conv": 3},
+    ),
+    "jamba": (
+        "jamba",
+        MIXTURE
+        | {"num_experts": 5, "num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 6}
+        | {"mamba_dt_rank": 5, "intermediate_size": 72},
+    ),
     "mixtral": ("mixtral", MIXTURE | {"num_local_experts": 5, "sliding_window": 9, "intermediate_size": 72}),
     "qwen2-moe": (
         "qwen2_moe",

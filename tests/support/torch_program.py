@@ -26,6 +26,7 @@ ACTIVATIONS: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.GELU_TANH: gelu_tanh,
     Activation.SILU: silu,
 }
+GATES = {Activation.SIGMOID: torch.sigmoid, Activation.SOFTPLUS: torch.nn.functional.softplus}
 
 
 def run(program: Program, tensors: Mapping[str, torch.Tensor], tokens: Sequence[int]) -> torch.Tensor:
@@ -112,7 +113,7 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             y = ACTIVATIONS[op.activation](torch.nn.functional.conv1d(padded, weight, bias, groups=x.shape[1]).T)
             return y * read(op.value) if op.value.buffer >= 0 else y
         case Kind.GATE:
-            return x * (ACTIVATIONS | {Activation.SIGMOID: torch.sigmoid})[op.activation](read(op.key))
+            return x * (ACTIVATIONS | GATES)[op.activation](read(op.key))
         case Kind.SCALE:
             places = torch.arange(len(tokens)) + op.integer
             places = places // op.window if op.window else 0 * places
@@ -204,13 +205,18 @@ def _delta(op: Op, query, key, value, gates, decay, shift) -> torch.Tensor:
 
 
 def _scan(op: Op, query, key, value, steps, numbers, shift) -> torch.Tensor:
-    group, (decay, skip) = op.heads // op.kv_heads, numbers.split(op.heads)
-    queries, keys = (x.view(len(query), op.kv_heads, op.head_size).repeat_interleave(group, dim=1) for x in (query, key))
-    values, steps = value.view(len(query), op.heads, -1), torch.nn.functional.softplus(steps + shift)
-    kept = (-decay.exp() * steps).exp()
+    count, group = len(query), op.heads // op.kv_heads
+    queries, keys = (x.view(count, op.kv_heads, op.head_size).repeat_interleave(group, dim=1) for x in (query, key))
+    if steps.shape[1] == op.heads:
+        decay, skip = numbers.split(op.heads)
+        rates = decay[:, None, None]
+    else:
+        shift, skip = shift.chunk(2)
+        rates = numbers.view(op.heads, -1, op.head_size).transpose(1, 2)
+    values, steps = value.view(count, op.heads, -1), torch.nn.functional.softplus(steps + shift).view(count, op.heads, -1)
     state, result = torch.zeros(op.heads, op.head_size, values.shape[2]), []
-    for token in range(len(query)):
-        added = torch.einsum("hi,hj,h->hij", keys[token], values[token], steps[token])
-        state = state * kept[token, :, None, None] + added
-        result.append((torch.einsum("hij,hi->hj", state, queries[token]) + skip[:, None] * values[token]).flatten())
+    for token in range(count):
+        added = torch.einsum("hi,hj->hij", keys[token], values[token] * steps[token])
+        state = state * torch.exp(-rates.exp() * steps[token][:, None]) + added
+        result.append((torch.einsum("hij,hi->hj", state, queries[token]) + skip.view(op.heads, -1) * values[token]).flatten())
     return torch.stack(result)

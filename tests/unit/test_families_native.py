@@ -154,6 +154,11 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         return common | dict(hidden_size=heads * head_size, n_head=heads)
     if kind == "mpt":
         return common | dict(d_model=heads * head_size, n_heads=heads)
+    if kind == "jamba":
+        # Channels are divided into whole vectors.
+        sizes = dict(hidden_size=8 * heads * int(random.integers(1, 6)), intermediate_size=ffn, num_attention_heads=heads)
+        sizes |= dict(mamba_d_state=int(random.integers(5, 40)), mamba_dt_rank=int(random.integers(3, 20)))
+        return common | sizes | dict(num_key_value_heads=kv_heads)
     if kind == "falcon":
         kv = {"num_kv_heads": kv_heads} if settings.get("new_decoder_architecture") else {}
         return common | kv | dict(hidden_size=heads * head_size, num_attention_heads=heads, ffn_hidden_size=ffn)

@@ -24,6 +24,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
     Activation.SILU: F.silu,
     Activation.SIGMOID: F.sigmoid,
+    Activation.SOFTPLUS: F.softplus,
 }
 
 # The program's buffers: [tokens, width], sequences concatenated.

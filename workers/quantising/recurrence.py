@@ -43,15 +43,20 @@ def scan(
     """Token by token, all sequences at once: the state decays, takes in the value times its step, and is read."""
     queries, keys = (part.reshape(-1, length, op.kv_heads, op.head_size) for part in (query, key))
     values = value.reshape(-1, length, op.heads, value.shape[1] // op.heads)
-    decay, skip = numbers.split(op.heads)
-    steps = F.softplus(steps + shift).view(-1, length, op.heads)
-    kept = (-decay.exp() * steps).exp()
+    if op.by_column:
+        rates = numbers.exp().reshape(op.heads, -1, op.head_size).transpose(1, 2)
+        shift, skip = shift.view(2, -1)
+    else:
+        decay, skip = numbers.split(op.heads)
+        rates = decay.exp()[:, None, None]
+    skip = skip.view(op.heads, -1)
+    steps = F.softplus(steps + shift).view(-1, length, op.heads, steps.shape[1] // op.heads)
     state, found = torch.zeros(len(values), op.heads, op.head_size, values.shape[3]), torch.empty_like(values)
     for token in range(length):
         own, asked = (x[:, token].repeat_interleave(op.heads // op.kv_heads, dim=1) for x in (keys, queries))
-        added = values[:, token] * steps[:, token, :, None]
-        state = state * kept[:, token, :, None, None] + own[..., None] * added[:, :, None]
-        found[:, token] = torch.einsum("shij,shi->shj", state, asked) + skip[:, None] * values[:, token]
+        added = values[:, token] * steps[:, token]
+        state = state * (-rates * steps[:, token, :, None]).exp() + own[..., None] * added[:, :, None]
+        found[:, token] = torch.einsum("shij,shi->shj", state, asked) + skip * values[:, token]
     return found.reshape(value.shape)
 
 

@@ -5,27 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.kernels.program import Op, Routing
-
-# Kinds of routing whose weights are not divided by their sum over the chosen experts.
-NOT_NORMALISED = (Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SOFTMAX_GROUPS)
+from outrider.kernels.program import BY_SCORE, NOT_NORMALISED, SIGMOIDS, Op, Routing
 
 
 def route(op: Op, scores: Tensor, corrections: Tensor | None, factors: Tensor | None) -> Tensor:
     """[tokens, 2 * chosen]: the indices of the best experts (of equal scores the first), then their weights."""
     if op.integer == Routing.SPARSE_MIXER:
         return _mix_sparsely(op, scores)
-    by_sigmoid = op.integer in (Routing.SIGMOID_EACH, Routing.SIGMOID_SHARE)
-    chances = scores.sigmoid() if by_sigmoid else scores.softmax(dim=1)
-    values = scores if corrections is None and not op.head_size else chances
+    routing = Routing(op.integer)
+    chances = scores.sigmoid() if routing in SIGMOIDS else scores.softmax(dim=1)
+    values = scores if (corrections is None and not op.head_size) or routing in BY_SCORE else chances
     values = values if corrections is None else values + corrections
     best = _highest(_of_groups(op, values) if op.head_size else values, op.kv_heads)
     weights = chances.gather(1, best)
-    if op.integer not in NOT_NORMALISED:
+    if routing not in NOT_NORMALISED:
         total = weights.sum(dim=1, keepdim=True)
-        if op.integer == Routing.SIGMOID_SHARE:
+        if routing in SIGMOIDS:
             total = total + op.epsilon
-        elif op.integer == Routing.SOFTMAX_SHARE:
+        elif routing is Routing.SOFTMAX_SHARE:
             total = total.clamp(min=op.epsilon)
         weights = weights / total
     weights = weights * op.scale

@@ -1,6 +1,7 @@
 """Mixtures of experts whose routers use sigmoids, corrections (a bias for the choice only) or groups.
 
-GLM-4.5 (glm4_moe), Sarvam's smaller model, Solar Open, dots.llm1, K-EXAONE, Hy3, MiniMax-M2, Trinity (afmoe) and ERNIE 4.5.
+GLM-4.5 (glm4_moe), Sarvam's smaller model, Solar Open, dots.llm1, K-EXAONE, Hy3, MiniMax-M2, Trinity (afmoe), ERNIE 4.5,
+Kolibri and Laguna.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider.kernels.builder import Builder
-from outrider.kernels.program import Program, Routing, Slice
+from outrider.kernels.program import Activation, Program, Routing, Slice
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.experts import (
     Experts,
@@ -17,11 +18,21 @@ from outrider.workers.models.families.experts import (
     chosen_experts,
     groups_of,
     mixture,
+    number_of_experts,
     sparse_layers,
 )
-from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, windows
+from outrider.workers.models.families.parts import (
+    FULL,
+    SLIDING,
+    Begin,
+    Linear,
+    activation,
+    gate_heads,
+    layer_types,
+    windows,
+)
 from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Norms, Sizes, Style, decoder, read_sizes, rotate
-from outrider.workers.models.rope import Rope, read_rope
+from outrider.workers.models.rope import Rope, read_rope, read_ropes, require_bases
 
 # DeepSeek V3's router adds this to the sum by which weights are divided; several families use that router.
 SMALLEST_SUM = 1e-20
@@ -314,3 +325,85 @@ def ernie4_5_moe(config: Config, begin: Begin) -> Program:
         tied=True,
     )
     return decoder(config, begin, sizes, style)
+
+
+def kolibri1(config: Config, begin: Begin) -> Program:
+    """Corrections are added to scores, not to their sigmoids. Where some layers have a window, the others have no rope."""
+    sizes = read_sizes(config, kv_heads=4, head_size=128, layers=50, heads=48, ffn=1)
+    window = config.window(513)
+    types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % 5 else FULL)
+    shared, count = config.size("shared_expert_intermediate_size", 512), number_of_experts(config, 384)
+    chosen, width = chosen_experts(config, count, 6), config.size("moe_intermediate_size", 512)
+    normalised = config.flag("norm_topk_prob", False)
+    routing = Routing.SIGMOID_SHARE_BY_SCORE if normalised else Routing.SIGMOID_EACH_BY_SCORE
+    router, function = Router(routing, corrections="gate.e_score_correction_bias"), activation(config, "hidden_act", "silu")
+    rope = read_rope(config, sizes.head_size, sizes.context)
+    style = Style(
+        norms=Norms.AROUND,
+        second_norm="post_attention_layernorm",
+        norms_behind=("post_self_attn_layernorm", "post_mlp_layernorm"),
+        head_norms=HeadNorms.EACH,
+        windows=windows(config, types, window),
+        ropes=[rope if kind == SLIDING or not window else None for kind in types],
+        mixer=mixture(sizes, Experts(count, chosen, width, function, router, shared=Shared(shared))),
+    )
+    return decoder(config, begin, sizes, style)
+
+
+# What Laguna's gates of attention are multiplied with.
+PER_HEAD, PER_ELEMENT = (True, "per-head"), "per-element"
+LAGUNA_ROPES = {
+    FULL: {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+    SLIDING: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+}
+
+
+def laguna(config: Config, begin: Begin) -> Program:
+    """Layers have numbers of heads of their own; attention's output is multiplied by softplus(gate)."""
+    sizes = read_sizes(config, kv_heads=8, head_size=128, layers=40, heads=48, ffn=8192)
+    config.only("moe_apply_router_weight_on_input", False)
+    count, shared = config.size("num_experts", 256), config.size("shared_expert_intermediate_size", 512)
+    chosen, width = chosen_experts(config, count, 8), config.size("moe_intermediate_size", 512)
+    cap = config.number("moe_router_logit_softcapping", 0.0)
+    scale = config.number("moe_routed_scaling_factor", 1.0)
+    router = Router(Routing.SIGMOID_SHARE, corrections="gate.e_score_correction_bias", scale=scale, cap=max(cap, 0.0))
+    sparse, function = sparse_layers(config, sizes.layers, 1), activation(config, "hidden_act", "silu")
+    experts = Experts(count, chosen, width, function, router, shared=Shared(shared), sparse=sparse.__getitem__)
+    return decoder(config, begin, sizes, Style(attention=_laguna_attention(config, sizes), mixer=mixture(sizes, experts)))
+
+
+def _laguna_attention(config: Config, sizes: Sizes) -> Mixer:
+    types = layer_types(config, sizes.layers, lambda layer: FULL)
+    each, kinds = windows(config, types, config.window(512)), dict.fromkeys(types, sizes.head_size)
+    config.only("rope_scaling", None)
+    require_bases(config, kinds)
+    bases = dict.fromkeys(LAGUNA_ROPES, 0.0)  # not used: each type's rope states its base
+    ropes = read_ropes(config, kinds, sizes.context, bases, usual=LAGUNA_ROPES, partial=1.0)
+    bias, gating = config.flag("attention_bias", False), config.get("gating", True)
+    if gating not in (*PER_HEAD, PER_ELEMENT):
+        raise config.unknown(f'"gating": {gating!r}')
+    counts = config.get("num_attention_heads_per_layer") or [sizes.heads] * sizes.layers
+    if len(counts) != sizes.layers or not all(type(heads) is int and heads > 0 for heads in counts):
+        raise config.unknown(f'"num_attention_heads_per_layer": {counts!r}')
+    kv_heads, size = sizes.kv_heads, sizes.head_size
+
+    def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        names, heads = Linear(f"model.layers.{layer}.self_attn."), counts[layer]
+        width, kv_width = heads * size, kv_heads * size
+        projections = [("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)]
+        matrices = [names.weight(name, rows, h.width) for name, rows in projections]
+        qkv = builder.linear(h, matrices, biases=names.biases(bias, *projections))
+        query, key, value = qkv.split(width, kv_width, kv_width)
+        for part, name, count in ((query, "q_norm", heads), (key, "k_norm", kv_heads)):
+            builder.head_norm(part, names.vector(name, size), heads=count, epsilon=sizes.epsilon)
+            rotate(builder, part, ropes[types[layer]], count)
+        a = builder.attention(query, key, value, heads=heads, kv_heads=kv_heads, window=each[layer])
+        gates = builder.linear(h, [names.weight("g_proj", heads if gating in PER_HEAD else width, h.width)])
+        if gating in PER_HEAD:
+            gate_heads(builder, a, gates, heads, Activation.SOFTPLUS)
+        else:
+            a = builder.gate(a, gates, activation=Activation.SOFTPLUS)
+        output, biases = [names.weight("o_proj", h.width, width)], names.biases(bias, ("o_proj", h.width))
+        return builder.linear(a, output, biases=biases, residual=residual)
+
+    return attention

@@ -24,7 +24,8 @@ class Router:
     """How a token's experts are chosen (Builder.route), and the router's tensors.
 
     ``name`` and ``corrections`` are tensor names after the mixture's prefix. ``corrections`` are added to the scores for
-    the choice only; ``in_a_row``: the checkpoint stores them as a matrix of one row.
+    the choice only; ``in_a_row``: the checkpoint stores them as a matrix of one row. ``cap`` (0: none) is the soft cap of
+    scores.
     """
 
     routing: Routing
@@ -35,6 +36,7 @@ class Router:
     groups_kept: int = 1
     epsilon: float = 0.0
     scale: float = 1.0
+    cap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def route_of(
     """Routes each token to ``chosen`` of ``count`` experts (Builder.route). ``biased``: the router has biases."""
     shifts = mlp.biases(biased, (router.name, count))
     weight = [mlp.weight(router.name, count, h.width)]
-    scores = builder.linear(h, weight, biases=shifts, precision=Format.FP32)
+    scores = builder.linear(h, weight, biases=shifts, precision=Format.FP32, cap=router.cap)
     stored = (1, count) if router.in_a_row else ()
     return builder.route(
         scores,

@@ -89,12 +89,14 @@ def paired_rows(heads: int, head_size: int, rotated: int, first: int = 0) -> Ran
     return tuple(ranges)
 
 
-def gate_heads(builder: Builder, x: Slice, gates: Slice, heads: int) -> None:
-    """Multiplies each head's columns by sigmoid(the head's gate), in place."""
+def gate_heads(
+    builder: Builder, x: Slice, gates: Slice, heads: int, function: Activation = Activation.SIGMOID
+) -> None:
+    """Multiplies each head's columns by function(the head's gate), in place."""
     size = x.width // heads
     for head in range(heads):
         part = x.part(head * size, size)
-        builder.gate(part, gates.part(head, 1), output=part)
+        builder.gate(part, gates.part(head, 1), activation=function, output=part)
 
 
 def rms_norm(builder: Builder, x: Slice, under: Linear, name: str, epsilon: float, residual: Slice | None = None) -> Slice:

@@ -11,6 +11,11 @@ OTHERS = (
     (".mlp.gate.moe_statics.", ".mlp.moe_statics."),  # ERNIE 4.5
     (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # K-EXAONE
     (".mlp.gate.e_score_correction_bias", ".mlp.gate.expert_bias"),  # Sarvam
+    (".mlp.gate.e_score_correction_bias", ".moe.router.expert_bias"),  # Kolibri
+    (".post_self_attn_layernorm.", ".post_attn_norm."),
+    (".post_mlp_layernorm.", ".post_ffn_norm."),
+    (".mlp.gate.e_score_correction_bias", ".mlp.experts.e_score_correction_bias"),  # Laguna
+    (".mlp.shared_experts.", ".mlp.shared_expert."),
     ("model.embed_tokens.", "model.word_embeddings."),
     (".self_attn.sinks", ".self_attn.softmax_offset"),  # Flint
     (".self_attn.sinks", ".self_attn.attention_sink_bias"),  # MiMo-V2-Flash
