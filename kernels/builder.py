@@ -313,8 +313,8 @@ class Builder:
         its own included, with a ``chunk`` to those of its own chunk of so many.
 
         ``cap`` (0: none) is the soft cap of scores; ``sinks`` are the scores of an attention sink for each head.
-        ``slopes`` are ALiBi's: slope * (the key's position - the query's) is added to a scaled score. ``bf16_biases``: instead
-        of that b(the key's) - b(the query's) is added before scores are scaled, where b(p) = bf16(slope * bf16(p)).
+        ``slopes`` are ALiBi's: slope * (the key's position - the query's) is added to a scaled score. ``bf16_biases``:
+        instead, b(the key's) - b(the query's) is added before scores are scaled, where b(p) = bf16(slope * bf16(p)).
         """
         head_size = query.width // heads
         value_size = value.width // kv_heads
@@ -489,8 +489,8 @@ class Builder:
 
         With SIGMOID_EACH, SIGMOID_SHARE and SOFTMAX_SHARE experts are chosen by q (or p) + ``corrections``, from the best
         ``groups_kept`` of ``groups`` by the sum of a group's best two; with SOFTMAX_GROUPS from the best groups by their
-        best expert; with BY_SCORE, without groups, by score + ``corrections``. Weights are multiplied by ``scale``, and by the
-        element of ``factors`` for the expert.
+        best expert; with BY_SCORE, without groups, by score + ``corrections``. Weights are multiplied by ``scale``, and by
+        the element of ``factors`` for the expert.
         """
         experts = scores.width
         size = experts // groups if groups_kept < groups else 0

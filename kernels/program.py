@@ -175,12 +175,11 @@ class Routing(IntEnum):
     SIGMOID_SHARE_BY_SCORE = 8
 
 
-# Kinds of routing by sigmoids; those whose corrections are added to scores; and those whose weights are not divided by their sum.
+# Kinds of routing by sigmoids; those whose corrections are added to scores; and those whose weights are not divided by
+# their sum.
 SIGMOIDS = frozenset(routing for routing in Routing if routing.name.startswith("SIGMOID"))
 BY_SCORE = frozenset((Routing.SIGMOID_EACH_BY_SCORE, Routing.SIGMOID_SHARE_BY_SCORE))
-NOT_NORMALISED = frozenset(
-    (Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SIGMOID_EACH_BY_SCORE, Routing.SOFTMAX_GROUPS)
-)
+NOT_NORMALISED = frozenset((Routing.SOFTMAX, Routing.SIGMOID_EACH, Routing.SIGMOID_EACH_BY_SCORE, Routing.SOFTMAX_GROUPS))
 # kMostRouted of the kernels: the most experts with any routing but SOFTMAX and SOFTMAX_CHOSEN.
 MOST_ROUTED = 1024
 

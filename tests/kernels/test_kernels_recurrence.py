@@ -22,7 +22,9 @@ WIDE = replace(HYBRID, width=128, heads=16, kv_heads=1, taps=16)
 GREEDY = SamplingValues()
 
 
-@pytest.fixture(scope="module", params=[HYBRID, WIDE, DELTA, SCAN, BY_COLUMN], ids=["near", "far", "delta", "scan", "by column"])
+@pytest.fixture(
+    scope="module", params=[HYBRID, WIDE, DELTA, SCAN, BY_COLUMN], ids=["near", "far", "delta", "scan", "by column"]
+)
 def model(request: Any) -> Packed:
     return packed(request.param, Format.W4A8)
 

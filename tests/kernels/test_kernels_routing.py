@@ -73,7 +73,9 @@ def _chosen(row: Any, chosen: int, corrections: Scores, way: dict[str, Any]) -> 
     values = row
     if way.get("corrected") or "groups" in way:
         # As fp32 has them, and so which of them are equal.
-        values = (row if routing.name.endswith("BY_SCORE") else chances).astype(np.float32) + (corrections if way.get("corrected") else np.float32(0))
+        values = (row if routing.name.endswith("BY_SCORE") else chances).astype(np.float32) + (
+            corrections if way.get("corrected") else np.float32(0)
+        )
     allowed = list(range(len(row)))
     if "groups" in way:
         size = len(row) // way["groups"]

@@ -28,7 +28,9 @@ class Shape:
     ``clipped``: clipped queries, keys and values, queries scaled by position, and xIELU.
     ``value``: the size of a head's values, which differs from that of keys; rope is on eight columns of each head.
     ``chunk``: the size of chunks, to which attention is limited; queries are scaled by position, and an expert's input by
-    its weight. ``slopes``: those of ALiBi by head, in place of rope; ``bf16_biases``: they are in bf16. ``streams``: the number of parallel hidden states, of which layers read the second; gates are mostly closed.
+    its weight. ``by_column``: scans have a step for each column, and attention gates by softplus. ``slopes``: those of
+    ALiBi by head, in place of rope; ``bf16_biases``: they are in bf16. ``streams``: the number of parallel hidden states,
+    of which layers read the second; gates are mostly closed.
     """
 
     style: str = "llama"

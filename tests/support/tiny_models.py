@@ -524,7 +524,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "kolibri1",
         MIXTURE
         | {"num_experts": 5, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24, "head_dim": 16}
-        | {"norm_topk_prob": True, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+        | {"norm_topk_prob": True, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "laguna-elements": (
         "laguna",

@@ -218,5 +218,7 @@ def _scan(op: Op, query, key, value, steps, numbers, shift) -> torch.Tensor:
     for token in range(count):
         added = torch.einsum("hi,hj->hij", keys[token], values[token] * steps[token])
         state = state * torch.exp(-rates.exp() * steps[token][:, None]) + added
-        result.append((torch.einsum("hij,hi->hj", state, queries[token]) + skip.view(op.heads, -1) * values[token]).flatten())
+        result.append(
+            (torch.einsum("hij,hi->hj", state, queries[token]) + skip.view(op.heads, -1) * values[token]).flatten()
+        )
     return torch.stack(result)

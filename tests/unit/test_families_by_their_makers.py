@@ -432,9 +432,7 @@ def test_mpt_s_keys_that_transformers_does_not_read(attention: dict[str, Any], b
     config = json.loads((tmp_path / "config.json").read_text())
     config["attn_config"] |= attention
     (tmp_path / "config.json").write_text(json.dumps(config | {"no_bias": not biased}))
-    np.testing.assert_allclose(
-        logits(open_native(tmp_path, "fp32")), expected, atol=1e-5 * np.abs(expected).max(), rtol=0
-    )
+    np.testing.assert_allclose(logits(open_native(tmp_path, "fp32")), expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
     key = next(iter(attention)) if not biased else "no_bias"
     with pytest.raises(ModelError, match=f'transformers does not read "{key}"'):
         check_weights(str(tmp_path), "hf")

@@ -24,6 +24,7 @@ from outrider.workers.models.heads import read_head
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import weight_files
 from outrider.workers.models.quantisation_libraries import check_library
+from outrider.workers.models.unread_keys import refuse_unread
 from outrider.workers.precisions import PRECISIONS, Precision
 
 # The file names that transformers looks for: with safetensors (True), or with pickled weights.

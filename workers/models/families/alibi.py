@@ -20,11 +20,13 @@ def slopes_of(heads: int) -> tuple[float, ...]:
     """BLOOM's: with n the largest power of two of at most so many heads, 2^(-8 k / n) for k = 1 .. n; then, for the other
     heads, 2^(-8 k / (2 n)) for k = 1, 3, 5, .."""
     known = 1 << (heads.bit_length() - 1)
-    return tuple(np.append(_powers(known, range(1, known + 1)), _powers(2 * known, range(1, 2 * (heads - known), 2))).tolist())
+    return tuple(
+        np.append(_powers(known, range(1, known + 1)), _powers(2 * known, range(1, 2 * (heads - known), 2))).tolist()
+    )
 
 
 def bf16_slopes_of(heads: int) -> tuple[float, ...]:
-    """Falcon's: BLOOM's, rounded to bf16, in which its biases are computed as well (``bf16_biases`` of Builder.attention)."""
+    """Falcon's: BLOOM's, rounded to bf16, in which its biases are computed as well (Builder.attention)."""
     return tuple(packing.from_bf16(packing.to_bf16(np.array(slopes_of(heads), np.float32))).tolist())
 
 

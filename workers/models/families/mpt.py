@@ -71,9 +71,7 @@ def _attention(config: Config, heads: Heads, norm: LayerNorm) -> tuple[Mixer, bo
         query, key, value = qkv.split(*heads.widths)
         if normed:
             query, key = (norm(builder, x, under, name) for x, name in ((query, "q_ln"), (key, "k_ln")))
-        a = builder.attention(
-            query, key, value, heads=heads.count, kv_heads=heads.kv_count, scale=scale, slopes=slopes
-        )
+        a = builder.attention(query, key, value, heads=heads.count, kv_heads=heads.kv_count, scale=scale, slopes=slopes)
         matrix, biases = under.weight("out_proj", hidden, hidden), under.biases(norm.bias, ("out_proj", hidden))
         return builder.linear(a, [matrix], biases=biases, residual=residual)
 

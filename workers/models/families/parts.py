@@ -89,9 +89,7 @@ def paired_rows(heads: int, head_size: int, rotated: int, first: int = 0) -> Ran
     return tuple(ranges)
 
 
-def gate_heads(
-    builder: Builder, x: Slice, gates: Slice, heads: int, function: Activation = Activation.SIGMOID
-) -> None:
+def gate_heads(builder: Builder, x: Slice, gates: Slice, heads: int, function: Activation = Activation.SIGMOID) -> None:
     """Multiplies each head's columns by function(the head's gate), in place."""
     size = x.width // heads
     for head in range(heads):
