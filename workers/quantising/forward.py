@@ -253,13 +253,12 @@ def _attention(
     queries = query.reshape(-1, length, op.heads, op.head_size).transpose(1, 2)
     keys = key.reshape(-1, length, op.kv_heads, op.head_size).transpose(1, 2)
     values = value.reshape(-1, length, op.kv_heads, op.value_size).transpose(1, 2)
-    mask = None
     places = torch.arange(length)
+    seen: Tensor = (places <= places[:, None]) & (places >= op.first_seen(places)[:, None])
     biases = None if slopes is None else op.alibi(slopes, places, lambda x: x.to(torch.bfloat16).float())
-    if op.window or biases is not None:
-        mask = (places <= places[:, None]) & (places >= op.first_seen(places)[:, None])
+    mask = seen if op.window else None
     if biases is not None:
-        mask = biases.masked_fill(~mask, float("-inf"))
+        mask = biases.masked_fill(~seen, float("-inf"))
     outputs = []
     for q, k, v in zip(queries, keys, values, strict=True):
         if op.cap or sinks is not None:

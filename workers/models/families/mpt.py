@@ -55,7 +55,8 @@ def _attention(config: Config, heads: Heads, norm: LayerNorm) -> tuple[Mixer, bo
         part.get(key)
     part.only("attn_type", "multihead_attention")
     alibi, normed = part.flag("alibi", True), part.flag("qk_ln", False)
-    slopes = mpt_slopes_of(heads.count, part.size("alibi_bias_max", 8)) if alibi else ()
+    most = part.size("alibi_bias_max", 8)
+    slopes = mpt_slopes_of(heads.count, most) if alibi else ()
     scale = part.number("softmax_scale", heads.size**-0.5)
     # 0 stands for none, and a bound below 0 makes every number that bound.
     if (bound := part.number("clip_qkv", 0.0)) < 0.0:
