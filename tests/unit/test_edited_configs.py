@@ -30,7 +30,11 @@ BOUND = 1e-4
 # Edits of a family that are tried unless all are, and how many of them are computed at least.
 SOME, COMPUTED = 8, 1
 # transformers sets a Youtu's embedding of the padding token to 0 after it has read it; its makers' own code does not.
-OF_TRANSFORMERS_ALONE = {"youtu": [{"pad_token_id": -1}]}
+# Its own attention adds the biases of Falcon's ALiBi twice.
+OF_TRANSFORMERS_ALONE: dict[str, list[dict[str, Any]]] = {
+    "youtu": [{"pad_token_id": -1}],
+    "falcon-rw": [{"attn_implementation": "eager"}, {"_attn_implementation": "eager"}],
+}
 # One model of each family; and those of a family whose layers are of other kinds.
 FAMILIES = list({kind: name for name, (kind, _) in reversed((TINY | MIXTURES).items())}.values())[::-1]
 FAMILIES += ["granite-mamba", "nemotron-h-moe", "falcon-rw"]

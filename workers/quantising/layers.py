@@ -12,7 +12,7 @@ from outrider.kernels.program import Activation, Kind, Op, Program, Slice, Tenso
 from outrider.workers.errors import ModelError
 from outrider.workers.models.outlier_channels import norm_groups
 
-LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 # act(s x) = s act(x) for s > 0.
 HOMOGENEOUS = (Activation.NONE, Activation.RELU)
 
