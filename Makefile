@@ -20,7 +20,7 @@ help: ## this list
 run: $(VENV)/installed ## install, and run the demo job
 	$(BIN)/outrider run examples/prompts.jsonl --draft-tokens 4 --precision fp32 --draft-precision fp32
 
-test: $(VENV)/testable ## the fast tests, about two minutes
+test: $(VENV)/testable ## the fast tests, one to two minutes
 	$(BIN)/python $(PARALLEL) --in-memory
 
 # Those that start a Ray wait for one another: they pin their actors to the machine's cores.

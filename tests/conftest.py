@@ -1,6 +1,6 @@
 """What all tests share.
 
-Hypothesis draws the same examples on every run: a test which passes here passes there. The fast set takes a third of them
+Hypothesis draws the same examples on every run: a test which passes here passes there. The fast set takes a sixth of them
 (tests/support/examples.py).
 """
 
@@ -17,7 +17,7 @@ from hypothesis.internal.conjecture import providers
 from of_ray import of_ray
 
 from examples import ALL as ALL_EXAMPLES
-from examples import examples
+from examples import diagonal, examples
 
 # Fixtures, too: what this file has itself is unknown to a folder that is collected again for the next file.
 pytest_plugins = ["shared_files", "shared_fixtures"]
@@ -66,7 +66,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Of a test that is tried on all of several things, and marked one_in(n), the fast set has each nth: every value of every
     parameter, but not every combination of them. The slow set has the others, and tries properties with all their examples.
     """
-    values: dict[str, list[str]] = {}
     tries_oldest_ray = "oldest_ray" in config.option.markexpr
     for item in items:
         folder = item.path.parent.name
@@ -76,13 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("oldest_ray")
         for mark in item.iter_markers("one_in"):
             assert isinstance(item, pytest.Function)
-            diagonal = 0
-            for name, value in item.callspec.params.items():
-                seen = values.setdefault(f"{item.path}::{item.originalname} {name}", [])
-                if repr(value) not in seen:
-                    seen.append(repr(value))
-                diagonal += seen.index(repr(value))
-            if diagonal % mark.args[0]:
+            lists = [each.args[0] for each in item.iter_markers("parametrize")]
+            if diagonal(item.callspec.indices, lists) % mark.args[0]:
                 item.add_marker("slow")
         if ALL_EXAMPLES and isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
             item.add_marker("slow")

@@ -2,8 +2,8 @@
 
     python tools/all_tests.py [--logs DIR]
 
-Tests that start a Ray wait most of their time, so there are two streams of them, each with core leases and shared memory of
-its own (one after the other where a mount namespace cannot be had). What only computes has the processor time that these
+Tests that start a Ray wait most of their time, so there are three streams of them, each with core leases and shared memory
+of its own (one after the other where a mount namespace cannot be had). What only computes has the processor time that these
 leave. What failed has a second turn, alone, when all else has ended: two cores are few for some deadlines.
 """
 
@@ -22,8 +22,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NEWEST = ".venv/bin/python"
 OLDEST = ".venv-oldest-ray/bin/python"
+
+
+def of_ray(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/ray/test_{name}.py" for name in names)
+
+
 # Tests of jobs that run in the stream of hosts, which has time for them.
-BESIDE_HOSTS = tuple(f"tests/ray/test_{name}.py" for name in ("embedded_ray", "python_interface"))
+BESIDE_HOSTS = of_ray("embedded_ray", "python_interface")
+# Half of the other jobs, by the Rays that they start. A new file is one of the first stream until it stands here.
+SERVERS = of_ray(
+    *("serve", "tables_end_to_end", "tools_end_to_end", "inputs_end_to_end", "hostile_models_end_to_end"),
+    *("second_user", "metrics_port"),
+)
 # The files of tests/unit with tests that start a Ray; pytest need not import the others.
 UNIT_WITH_RAY = tuple(
     str(file.relative_to(ROOT))
@@ -51,7 +62,7 @@ class Tests:
     def command(self, logs: Path, again: bool) -> list[str]:
         cache, places, options = logs / f"cache-{self.name}", self.places, ["-m", self.marks, "--durations=30"]
         if self.parallel and not again:
-            # No more processes than cores, since two other streams run at the same time.
+            # No more processes than cores, since three other streams run at the same time.
             processes = ["--processes", str(min(len(os.sched_getaffinity(0)), 8))]
             return [self.python, "tools/parallel_tests.py", *processes, "--cache", str(cache), *places, "--", *options]
         failed = ["--last-failed", "--last-failed-no-failures", "none"] if again else []
@@ -69,7 +80,15 @@ class Stream:
 STREAMS = (
     Stream(
         (
-            Tests("jobs", NEWEST, "slow and ray", ("tests/ray", *(f"--ignore={file}" for file in BESIDE_HOSTS))),
+            Tests(
+                "jobs", NEWEST, "slow and ray", ("tests/ray", *(f"--ignore={file}" for file in (*BESIDE_HOSTS, *SERVERS)))
+            ),
+        ),
+        APART,
+    ),
+    Stream(
+        (
+            Tests("servers", NEWEST, "slow and ray", SERVERS),
             Tests("jobs-oldest-ray", OLDEST, "oldest_ray", ("tests/ray",)),
         ),
         APART,

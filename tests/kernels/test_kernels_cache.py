@@ -41,7 +41,7 @@ def small(shape: Shape, format: Format = Format.W4A8) -> Packed:
     return replace(model, program=replace(model.program, cache=Cache.INT8))
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("format", [Format.W4A8, Format.W8A8, Format.BF16])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_against_the_reference(shape: Shape, format: Format) -> None:
@@ -60,7 +60,7 @@ def test_against_the_reference(shape: Shape, format: Format) -> None:
     "shape",
     [
         pytest.param(QWEN, id="window"),
-        pytest.param(LATENT, id="values"),
+        pytest.param(LATENT, id="values", marks=pytest.mark.slow),
         pytest.param(GROUPED, id="grouped", marks=pytest.mark.slow),
         pytest.param(OPT, id="heads", marks=pytest.mark.slow),
         pytest.param(BIGCODE, id="one head", marks=pytest.mark.slow),
@@ -81,6 +81,7 @@ def test_no_bit_depends_on_pieces_threads_or_instruction_set(shape: Shape, monke
         assert_same_bits(each, whole)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("head", [8, 80, 128, *(pytest.param(size, marks=pytest.mark.slow) for size in (24, 64, 72, 256))])
 def test_head_sizes(head: int) -> None:
     shape = Shape(width=4 * head, heads=4, kv_heads=2, inner=96, layers=1, vocabulary=50, group=32)
@@ -104,6 +105,7 @@ def rows_that_fit(model: Packed, cache_bytes: int) -> int:
     raise AssertionError("there was no limit")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kept", Cache)
 @pytest.mark.parametrize(
     "shape",

@@ -19,7 +19,7 @@ INSTRUCTION_SETS = library.available_instruction_sets()
 TOLERANCE = {Format.W4A8: 4e-2, Format.W4ABF16: 1e-2, Format.W8AF32: 1e-5}
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(28)
 @pytest.mark.parametrize("format", TOLERANCE)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_codes_against_the_reference_and_on_every_instruction_set(name, format, monkeypatch):

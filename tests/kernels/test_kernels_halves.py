@@ -73,7 +73,7 @@ def answers(
     return made
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8], ids=["bf16", "int8"])
 @pytest.mark.parametrize("shape", list(DIVIDED.values()), ids=list(DIVIDED))
 def test_halves_make_the_bits_of_whole_passes(shape: Shape, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_halves_make_the_bits_of_whole_passes(shape: Shape, cache: Cache, monkey
             assert found[1] == wanted[1]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8], ids=["bf16", "int8"])
 def test_a_row_with_more_blocks_than_are_asked_for_at_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     program = replace(build(replace(PAIRED, layers=2, context=4_200), Format.W4A8), cache=cache)
@@ -117,6 +117,7 @@ def test_halves_on_every_instruction_set(isa: str, monkeypatch: pytest.MonkeyPat
         assert_same_bits(found[0], wanted[0])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["mixture", "hybrid", "delta"])
 def test_programs_that_do_not_go_in_halves_stay_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = packed(SHAPES[name], Format.W4A8)

@@ -29,7 +29,7 @@ def model(request: Any) -> Packed:
     return packed(request.param, Format.W4A8)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("prompt", [0, 300])
 @pytest.mark.parametrize("taken_back", [1, 3, 8, 9, 17, 40, 150])
 def test_a_truncation_of_any_length(model: Packed, taken_back: int, prompt: int) -> None:
@@ -52,6 +52,7 @@ def test_a_truncation_of_any_length(model: Packed, taken_back: int, prompt: int)
             length -= back
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("candidates", [1, 4, 16, 30])
 def test_every_candidate_of_a_pass_can_be_gone_back_to(model: Packed, candidates: int) -> None:
     text, other = (tokens(HYBRID, 130, seed) for seed in (1, 2))
@@ -72,7 +73,7 @@ def test_every_candidate_of_a_pass_can_be_gone_back_to(model: Packed, candidates
             engine.close_row(row)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("length", [0, 1, 15, 31, 32, 33, 70, 95, 96, 127, 128, 149, 150])
 def test_a_fork_at_any_length(model: Packed, length: int) -> None:
     text, more = tokens(HYBRID, 200), 60
@@ -161,6 +162,7 @@ def test_random_walks(model: Packed, isa: str, seeds: tuple[int, ...], monkeypat
             random_walk(engine, seed)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [HYBRID, DELTA, SCAN, BY_COLUMN], ids=["convolutions", "delta", "scan", "by column"])
 @pytest.mark.parametrize("format", [Format.FP32, Format.BF16, Format.W8A8])
 def test_random_walks_in_other_formats(shape: Shape, format: Format) -> None:

@@ -258,23 +258,6 @@ def test_another_job_in_the_same_directory_is_refused_with_the_difference(undist
     assert "Traceback" not in done.stderr
 
 
-def test_bad_rows_become_error_records_when_asked(tmp_path):
-    (tmp_path / "rows.jsonl").write_text(
-        '{"id": "good", "prompt": "import", "max_tokens": 4}\n{"id": "bad", "prompt": ""}\n'
-    )
-    refused = outrider("run", "rows.jsonl", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert 'rows.jsonl:2: "prompt" is empty' in refused.stderr
-    done = outrider("run", "rows.jsonl", "--skip-bad", "--draft", "none", cwd=tmp_path)
-    assert done.returncode == 3, done.stderr
-    [error] = map(json.loads, (tmp_path / "rows-job" / "errors.jsonl").read_text().splitlines())
-    assert error["custom_id"] == "bad"
-    assert "rows.jsonl:2" in error["error"]["message"]
-    [result] = map(json.loads, (tmp_path / "rows-job" / "results.jsonl").read_text().splitlines())
-    assert result["custom_id"] == "good"
-    assert result["response"]["body"]["usage"]["completion_tokens"] == 4
-
-
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [

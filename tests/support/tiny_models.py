@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from outrider.workers.models.twins import attention_of
@@ -956,10 +956,15 @@ def saved_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return tensors | {"lm_head.weight": model.get_output_embeddings().weight}
 
 
+def tiny_config(name: str, **changes: Any) -> PretrainedConfig:
+    """That of the model below, which takes ten times as long to make."""
+    kind, settings = (TINY | MIXTURES)[name]
+    return AutoConfig.for_model(kind, **(settings | changes))
+
+
 def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A float32 model whose logits, norms and biases are all far from trivial."""
-    kind, settings = (TINY | MIXTURES)[name]
-    config = AutoConfig.for_model(kind, **(settings | changes))
+    kind, config = (TINY | MIXTURES)[name][0], tiny_config(name, **changes)
     torch.manual_seed(seed)
     attention = attention_of(config, fused=False)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()

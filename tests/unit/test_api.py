@@ -224,6 +224,7 @@ def test_what_is_refused_before_a_process_is_started(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("words", [["none.jsonl"], ["kept/job.json", "-o", "kept"]])
 def test_an_error_is_the_sentence_of_the_command_line_with_its_code(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -514,6 +515,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return made
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("room", range(0, 60, 7))
 def test_what_a_full_disk_kept_back_is_told_when_there_is_room(
     room: int, disk: Disk, monkeypatch: pytest.MonkeyPatch

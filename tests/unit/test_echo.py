@@ -176,6 +176,7 @@ def test_special_tokens_that_are_written_out_take_their_place() -> None:
     assert begun.logprobs.offsets == (0, *echo.logprobs.offsets), "the tokenizer's own token is no text"
 
 
+@pytest.mark.slow
 def test_many_samples_of_a_prompt_do_not_take_what_is_kept_of_others() -> None:
     """Rows of high numbers, whose prompts are kept: what scores theirs is a row of the engine as well."""
     engine, tokenizer = open_native(find("pocket"), "w4a8"), Tokenizer(find("pocket"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import TINY, saved_tensors, tiny_model
+from tiny_models import TINY, saved_tensors, tiny_config, tiny_model
 from torch_program import run
 
 from outrider.kernels.program import Format, Kind
@@ -127,7 +127,7 @@ def test_what_a_family_alone_may_say_otherwise_is_refused(name: str, changes: di
     ],
 )
 def test_latent_attention_of_other_sizes_is_refused(changes: dict, sentence: str) -> None:
-    config = tiny_model("youtu-wide").config.to_dict()
+    config = tiny_config("youtu-wide").to_dict()
     with pytest.raises(ModelError) as refusal:
         build_program(config | changes, Format.BF16)
     assert sentence in str(refusal.value)

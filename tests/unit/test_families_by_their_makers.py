@@ -12,7 +12,7 @@ import torch
 from native_models import TOKENS, logits, open_native, save_tiny
 from quantised_models import rewritten
 from safetensors.torch import load_file
-from tiny_models import tiny_model
+from tiny_models import tiny_config, tiny_model
 from torch.nn.functional import layer_norm
 from transformers import AutoModelForCausalLM
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said_by_transformers(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(tiny_model(name).config.to_json_string())
+    found: dict[str, Any] = json.loads(tiny_config(name).to_json_string())
     return found
 
 

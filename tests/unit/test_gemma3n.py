@@ -165,6 +165,7 @@ def test_tokens_of_pictures_and_sounds_are_known(tmp_path: Path) -> None:
     assert read_model_info(str(tmp_path)).texts_below == 190
 
 
+@pytest.mark.slow
 def test_the_language_model_of_one_that_sees_and_hears(tmp_path: Path) -> None:
     for name in ("alone", "inside"):
         tiny_model("gemma3n").save_pretrained(tmp_path / name)

@@ -260,6 +260,7 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
         find(str(tmp_path / "nothing.gguf"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["llama", "llama-gqa-8", "llama-linear", "qwen2", "qwen3", "mistral"])
 def test_a_family_computes_the_same_from_gguf(name: str, tmp_path: Path) -> None:
     """In F32, bit for bit: names, the order of rows, norms, rope and windows are those of the model."""
@@ -297,6 +298,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_mixture_computes_the_same_from_gguf(name: str, tmp_path: Path) -> None:
     architecture, changes, more = MIXTURES[name]
@@ -306,6 +308,7 @@ def test_a_mixture_computes_the_same_from_gguf(name: str, tmp_path: Path) -> Non
     assert (wanted == found).all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("type_", ["MXFP4", "NVFP4", "Q4_0", "Q8_0"])
 def test_each_expert_is_what_the_library_makes_of_its_blocks(type_: str, tmp_path: Path) -> None:
     architecture, _, more = MIXTURES["gpt-oss"]

@@ -89,7 +89,7 @@ def save(name: str, architecture: str, path: Path, **changes: Any) -> Any:
     return model
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("name", "changes", "architecture"), CASES, ids=[f"{case[2]}-{case[0]}" for case in CASES])
 def test_an_architecture_computes_what_its_checkpoint_does(
     name: str, changes: dict[str, Any], architecture: str, tmp_path: Path
@@ -113,6 +113,7 @@ PARTIAL = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PARTIAL)
 def test_heads_that_are_turned_whole_are(name: str, tmp_path: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
@@ -179,6 +180,7 @@ def written(path: Path, name: str, architecture: str, **more: Any) -> Path:
     return write_architecture(path, path / "model.gguf", architecture, mostly("F32"), **more)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "architecture", "more", "said"),
     [

@@ -116,7 +116,7 @@ def write(name: str, path: Path, changes: dict[str, Any] | None = None, **more: 
     return convert(path, path / "model.gguf", "deepseek2", metadata, prepare=prepare, **more)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
     path = write(name, tmp_path)
@@ -236,6 +236,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_metadata_that_is_not_honoured_is_refused(name: str, tmp_path: Path) -> None:
     case, changes, said = REFUSED[name]

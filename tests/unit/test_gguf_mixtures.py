@@ -714,7 +714,7 @@ def write(case: Case, path: Path, **more: Any) -> Path:
     )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -745,6 +745,7 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
         open_native(unsaid, "fp32")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "type_"), [("glm4moe", "F32"), ("lfm2moe", "Q8_0")])
 def test_gate_and_up_of_experts_may_be_one_tensor(name: str, type_: str, tmp_path: Path) -> None:
     """As llama.cpp's converter has them with --fuse-gate-up-exps."""
@@ -758,6 +759,7 @@ def test_gate_and_up_of_experts_may_be_one_tensor(name: str, type_: str, tmp_pat
     assert (logits(open_native(joined, "w8af32")) == logits(open_native(apart, "w8af32"))).all()
 
 
+@pytest.mark.slow
 def test_corrections_may_be_a_row_or_a_vector(tmp_path: Path) -> None:
     """ERNIE's checkpoints have a row, and so have the converter's files, but not those that llama.cpp has quantised."""
     case = CASES["ernie4_5-moe"]
@@ -785,6 +787,7 @@ def together(tensors: Tensors) -> Tensors:
     return found
 
 
+@pytest.mark.slow
 def test_projections_of_delta_nets_may_lie_together(tmp_path: Path) -> None:
     case = CASES["qwen3next"]
     path = write(case, tmp_path, prepare=together)
@@ -792,6 +795,7 @@ def test_projections_of_delta_nets_may_lie_together(tmp_path: Path) -> None:
     assert np.abs(wanted - found).max() < CLOSE * np.abs(wanted).max()
 
 
+@pytest.mark.slow
 def test_layers_without_a_delta_net_are_those_that_the_file_names(tmp_path: Path) -> None:
     case = CASES["qwen35"]
     named = write(case, tmp_path)
@@ -807,6 +811,7 @@ def test_layers_without_a_delta_net_are_those_that_the_file_names(tmp_path: Path
     assert read_config(every)["layer_types"] == ["linear_attention", "full_attention"] * 2
 
 
+@pytest.mark.slow
 def test_codes_stay_as_they_are_where_columns_lie_in_another_order(tmp_path: Path) -> None:
     """Qwen3.5's heads of values: what goes into the last product of a delta net."""
     path = write(CASES["qwen35"], tmp_path, choose=mostly("Q8_0", "F32"))
@@ -936,6 +941,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_metadata_that_is_not_honoured_is_refused(name: str, tmp_path: Path) -> None:
     architecture, changes, said = REFUSED[name]

@@ -63,7 +63,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened_head(path: Path, target: Path, precision: str = "fp32") -> HeadEngine:
-    engine = open_model(ModelSpec(str(path), "native", precision, threads=2, target=str(target))).engine
+    engine = open_model(ModelSpec(str(path), "native", precision, threads=1, target=str(target))).engine
     assert isinstance(engine, HeadEngine)
     return engine
 
@@ -157,7 +157,7 @@ def test_a_row_is_the_same_in_whatever_batch_and_pieces(tmp_path: Path, target: 
 @pytest.mark.parametrize(("precision", "length", "skipped"), [("fp32", 15, 8), ("bf16", 400, 290), ("w4a8", 400, 77)])
 def test_what_was_skipped_is_not_seen(tmp_path: Path, target: Path, precision: str, length: int, skipped: int) -> None:
     head = tiny_head(tmp_path / "head", max_position_embeddings=512)
-    spec = ModelSpec(str(head), "native", precision, threads=2, target=str(target), small_cache=True)
+    spec = ModelSpec(str(head), "native", precision, threads=1, target=str(target), small_cache=True)
     engine = open_model(spec).engine
     assert isinstance(engine, HeadEngine)
     states, tokens = some_states(length), [1 + index * 7 % 202 for index in range(length)]
@@ -195,12 +195,12 @@ def fitted_pair(tmp_path_factory: pytest.TempPathFactory, target: Path) -> tuple
 
 
 def opened_target(path: Path, precision: str, states: tuple[int, ...] = STATES) -> OpenModel:
-    model = open_model(ModelSpec(str(path), "native", precision, threads=2, states=states))
+    model = open_model(ModelSpec(str(path), "native", precision, threads=1, states=states))
     return replace(model, end_tokens=(END,))
 
 
 def opened_draft(path: Path, target: Path, precision: str = "bf16") -> OpenModel:
-    return replace(open_model(ModelSpec(str(path), "native", precision, threads=2, target=str(target))), end_tokens=(END,))
+    return replace(open_model(ModelSpec(str(path), "native", precision, threads=1, target=str(target))), end_tokens=(END,))
 
 
 def pair(target: OpenModel, batch: int, count: int | None, draft: Draft | None, prefix_tokens: int = 0) -> Target:
@@ -231,7 +231,7 @@ def some_rows(count: int, seed: int = 7) -> list[Row]:
 def test_the_states_are_the_inputs_of_layers_and_change_nothing(target: Path, precision: str) -> None:
     tokens = TOKENS + TOKENS[:7]
     with_states = opened_target(target, precision, (2, 3, 1)).engine
-    without = open_model(ModelSpec(str(target), "native", precision, threads=2)).engine
+    without = open_model(ModelSpec(str(target), "native", precision, threads=1)).engine
     assert isinstance(with_states, NativeEngine) and isinstance(without, NativeEngine)
 
     def fed(engine: NativeEngine, states: bool, pieces: Sequence[int]) -> tuple[Any, ...]:
@@ -620,8 +620,8 @@ def test_the_pocket_head_gains_tokens_a_round() -> None:
     assert sum(file.stat().st_size for file in Path(head.path).iterdir()) < 4 << 20
     layers = states_of(target, head)
     assert layers == (2, 4, 5)
-    model = open_model(ModelSpec(target.path, "native", "w4a8", threads=2, states=layers))
-    draft = open_model(ModelSpec(head.path, "native", "w4a8", threads=2, target=target.path))
+    model = open_model(ModelSpec(target.path, "native", "w4a8", threads=1, states=layers))
+    draft = open_model(ModelSpec(head.path, "native", "w4a8", threads=1, target=target.path))
     assert draft.end_tokens == model.end_tokens == target.end_tokens
     tokenizer = Tokenizer(target.path)
     lines = (Path(__file__).parents[2] / "examples" / "prompts.jsonl").read_text().splitlines()[:8]
@@ -657,8 +657,8 @@ def test_rows_under_constraints_are_drafted_too(monkeypatch: pytest.MonkeyPatch)
     """What must come next has no states yet: the head reads it one token at a time, and again when they are here."""
     target, head = read_model_info("pocket"), read_model_info("pocket-head")
     layers = states_of(target, head)
-    model = open_model(ModelSpec(target.path, "native", "w4a8", threads=2, states=layers))
-    draft = open_model(ModelSpec(head.path, "native", "w4a8", threads=2, target=target.path))
+    model = open_model(ModelSpec(target.path, "native", "w4a8", threads=1, states=layers))
+    draft = open_model(ModelSpec(head.path, "native", "w4a8", threads=1, target=target.path))
     rows = [
         Row(key, (5 + key, 70, 9), 40, Sampling(temperature=0.8 * (key % 2), seed=key, grammar=grammar(name)))
         for key, name in enumerate(("record", "regex", "grammar", "record"))

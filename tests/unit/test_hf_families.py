@@ -33,7 +33,7 @@ FAMILIES = {
     "bert, both ways": Verdict.REFUSED,
 }
 # One of each verdict.
-QUICK = ("gemma2", "mamba", "bert, both ways")
+QUICK = ("gemma2", "bert, both ways")
 
 
 @pytest.fixture(autouse=True)

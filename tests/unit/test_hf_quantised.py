@@ -38,6 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["int", "float"])
 def test_activations_that_share_a_scale_with_the_whole_pass_change_no_text(kind: str, tmp_path: Path) -> None:
     activations = {"num_bits": 8, "type": kind, "strategy": "tensor", "dynamic": True, "symmetric": True}
@@ -57,6 +58,7 @@ def test_activations_that_share_a_scale_with_the_whole_pass_change_no_text(kind:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("settings", "pooled"),
     [
@@ -326,6 +328,7 @@ def test_a_head_without_a_weight_says_how_many_tokens_it_scores() -> None:
     assert vocabulary_of(model) == 7
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("method", "install"), [(None, "pcre"), ("torchao", "torchao"), ("gptq", "optimum gptqmodel")])
 def test_a_library_that_is_not_there_is_named_with_the_command(
     method: str | None, install: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

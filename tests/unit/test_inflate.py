@@ -56,6 +56,7 @@ def test_the_function_stays_the_same(small: Path, tmp_path: Path, large: Shape) 
     assert (config["num_hidden_layers"], config["tie_word_embeddings"]) == (large.layers, False)
 
 
+@pytest.mark.slow
 def test_a_mask_token_stays_what_it_is(small: Path, tmp_path: Path) -> None:
     config = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps(config | {"pard_token": 199}))

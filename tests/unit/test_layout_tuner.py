@@ -124,6 +124,7 @@ def rows(count: int) -> list[Row]:
     return [Row(key, (key % END, 3, 1), 60, Sampling(temperature=key % 2, seed=key)) for key in range(count)]
 
 
+@pytest.mark.slow
 def test_without_another_layout_turns_are_held_against_plain_decoding_alone() -> None:
     """As with a parallel draft, which never drafts ahead."""
     bench, job = Bench(layouts=[each for each in LAYOUTS if each.kind is LayoutKind.SEQUENTIAL]), rows(300)
@@ -225,6 +226,7 @@ def test_without_a_draft_nothing_is_tried_yet() -> None:
     assert bench.draft.layouts == ["shared"]
 
 
+@pytest.mark.slow
 def test_a_number_of_candidates_that_was_fixed_is_not_put_to_the_vote() -> None:
     bench = Bench(draft_tokens=3)
     bench.work(rows(300))

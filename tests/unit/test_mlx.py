@@ -86,7 +86,7 @@ KEPT += [(6, 64, BRAIN), (8, 32, HALF), (8, 64, BRAIN), (8, 128, BRAIN)]
 WIDE = {"tie_word_embeddings": True, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("bits", "group", "dtype"), KEPT)
 def test_affine_codes_stay_packed(bits: int, group: int, dtype: torch.dtype, tmp_path: Path) -> None:
     """Each number that is stored is the one that the codes stand for. Scales may be negative."""
@@ -107,7 +107,7 @@ def test_affine_codes_stay_packed(bits: int, group: int, dtype: torch.dtype, tmp
     checkpoint.close()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "granite-moe", "lfm2"])
 def test_experts_lie_together_and_taps_turned_round(name: str, tmp_path: Path) -> None:
     model = mlx_model(tmp_path, name, affine(4), FOUR)
@@ -116,6 +116,7 @@ def test_experts_lie_together_and_taps_turned_round(name: str, tmp_path: Path) -
     assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -135,7 +136,7 @@ def test_families_have_names_and_norms_of_their_own(name: str, changes: dict[str
     assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe-lite"])
 @pytest.mark.parametrize("quantised", [True, False])
 def test_latent_attention_has_its_matrices_by_heads(name: str, quantised: bool, tmp_path: Path) -> None:
@@ -179,6 +180,7 @@ def test_gpt_oss_has_its_own_codes_in_words(tmp_path: Path) -> None:
         np.testing.assert_array_equal(logits(open_native(tmp_path / "mlx", precision)), wanted)
 
 
+@pytest.mark.slow
 def test_experts_of_a_layer_stay_together_or_not_at_all(tmp_path: Path) -> None:
     model = mlx_model(tmp_path, "qwen3-moe", affine(4), FOUR)
     name = "model.layers.1.mlp.switch_mlp.up_proj.biases"
@@ -211,6 +213,7 @@ def test_models_that_see_are_refused() -> None:
         language_config(values, "config.json")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
 def test_floats_of_four_and_eight_bits(mode: str, tmp_path: Path) -> None:
     model = mlx_model(
@@ -220,6 +223,7 @@ def test_floats_of_four_and_eight_bits(mode: str, tmp_path: Path) -> None:
     assert read_model_info(str(model)).made_for == ("bf16" if mode == "mxfp8" else "w4abf16")
 
 
+@pytest.mark.slow
 def test_layers_may_be_quantised_in_ways_of_their_own(tmp_path: Path) -> None:
     """As mlx-lm writes a mixture of bits, its router in eight and a layer as it was."""
     four, eight, floats = affine(4), affine(8), of_floats("mxfp4")
@@ -307,6 +311,7 @@ def test_only_the_native_engine_reads_them(tmp_path: Path) -> None:
 SMALL = "model.layers.0.self_attn.o_proj"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("scale", "code", "kept"), [(1e-7, 0, True), (1e-7, 1, False), (2.0**-17, 1, True), (1e5, 1, False)]
 )

@@ -102,7 +102,7 @@ def tokens_a_second(seed: int, points: dict[int, float], count: int | None, monk
     return ROWS * NEW / clock.now
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [BOUND_BY_MEMORY, BOUND_BY_ARITHMETIC], ids=["memory", "arithmetic"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_row_alone_is_faster_than_with_any_fixed_number(

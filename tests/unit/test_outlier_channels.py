@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from native_models import logits, open_native
-from tiny_models import tiny_model
+from tiny_models import tiny_config, tiny_model
 from transformers import PreTrainedModel
 
 from outrider.kernels.program import Format, Program
@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def program(name: str, precision: Format = Format.W4A8) -> Program:
-    return build_program(json.loads(tiny_model(name).config.to_json_string()), precision)
+    return build_program(json.loads(tiny_config(name).to_json_string()), precision)
 
 
 def pair_names(name: str) -> list[tuple[list[str], list[str]]]:

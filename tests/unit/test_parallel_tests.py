@@ -15,6 +15,9 @@ from shared_files import files_of_nobody
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 import parallel_tests
 
+# Our own settings remove the folders of tests that pass.
+KEPT = ("-o", "tmp_path_retention_policy=all")
+
 
 def test_each_file_is_taken_once(tmp_path: Path) -> None:
     order = ["unit/a.py", "unit/b.py", "other/a.py", "unit/c.py"]
@@ -63,7 +66,7 @@ def test_a_process_of_tests_puts_its_temporary_files_there(tmp_path: Path) -> No
     (own := tmp_path / "own").mkdir()
     (file := tmp_path / "test_it.py").write_text("def test_it(tmp_path):\n    (tmp_path / 'written').touch()\n")
     with parallel_tests.started(
-        [str(file)], claims, tmp_path / "log", tmp_path / "cache", own, ["--rootdir", str(tmp_path)]
+        [str(file)], claims, tmp_path / "log", tmp_path / "cache", own, ["--rootdir", str(tmp_path), *KEPT]
     ) as it:
         assert it.wait() == 0, (tmp_path / "log").read_text()
     assert list(own.rglob("written"))
@@ -94,7 +97,9 @@ def test_one_that_fails_is_the_failure_of_all(
         return Ended(ended)
 
     monkeypatch.setattr(parallel_tests, "started", started)
-    monkeypatch.setattr(sys, "argv", ["parallel_tests", "--processes", "2", "--cache", str(tmp_path), "tests", "--", "-x"])
+    monkeypatch.setattr(
+        sys, "argv", ["parallel_tests", "--processes", "2", "--cache", str(tmp_path), "tests/cluster", "--", "-x"]
+    )
     assert parallel_tests.main() == code
     printed = capsys.readouterr().out
     assert printed.count("what it says") == 2 and printed.endswith(" s: 4 passed; 4 passed\n")

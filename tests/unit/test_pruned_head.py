@@ -9,7 +9,7 @@ import pytest
 import torch
 from family_texts import LENGTHS, WRITTEN, prompt
 from native_models import TOKENS, logits, open_native
-from tiny_models import tiny_model
+from tiny_models import tiny_config, tiny_model
 from transformers import PreTrainedModel
 
 from benchmarks.families.check import write
@@ -49,12 +49,12 @@ def test_texts_with_a_pruned_head_are_those_of_transformers(pruned: tuple[PreTra
 
 @pytest.mark.parametrize("rows", [ROWS, 204, -1])
 def test_a_head_that_cannot_be_pruned_so_is_refused(rows: int) -> None:
-    config = tiny_model("apertus-1.5").config.to_dict() | {"output_vocab_size": rows, "tie_word_embeddings": rows == ROWS}
+    config = tiny_config("apertus-1.5").to_dict() | {"output_vocab_size": rows, "tie_word_embeddings": rows == ROWS}
     with pytest.raises(ModelError, match=r'"output_vocab_size"'):
         build_program(config, Format.BF16)
 
 
 def test_a_head_with_all_rows_is_not_pruned() -> None:
-    config = tiny_model("apertus-1.5").config.to_dict()
+    config = tiny_config("apertus-1.5").to_dict()
     whole = build_program(config | {"output_vocab_size": config["vocab_size"]}, Format.BF16)
     assert whole == build_program(config, Format.BF16)

@@ -25,7 +25,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     ),
     "gguf Q8_0": lambda path: write_gguf(find("pocket"), path / "pocket.gguf", mostly("Q8_0")),
 }
-IN_THE_FAST_SET = ("int4", "gguf")
+IN_THE_FAST_SET = ("int4",)
 WEIGHTS = {
     "int4": "compressed-tensors pack-quantized, 4 bits, groups of 32 (56)",
     "gguf": "gguf Q4_K, 4 bits, groups of 32 (",

@@ -140,6 +140,7 @@ def test_transformers_gives_the_same_perplexity_on_the_same_chunks(
         assert found.perplexity == pytest.approx(chunk_perplexity(path, windows), rel=2e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("engine", ["native", "hf"])
 def test_windows_that_take_long_rope_are_scored_as_by_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str

@@ -105,7 +105,7 @@ def end_of(moment: int, data: Path) -> int:
         os._exit(1)
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_each_moment_it_goes_on(step: int, tmp_path: Path) -> None:
     moments = 0
     for moment in range(1, 200, step):

@@ -222,6 +222,7 @@ def simulated(rows: int, rounds: int, choose: Callable[[Reaches], Filled]) -> fl
     return tokens / seconds
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rows", [2, 4, 8, 16, 64])
 def test_simulated_rows_gain_what_was_forecast_and_never_less_than_plain(rows: int) -> None:
     draft_cost = DraftCost(1.2 + 0.06 * rows, 0.5, row=0.06)

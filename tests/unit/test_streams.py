@@ -29,7 +29,7 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("how", "code", "said"),
     [
-        (">&-", 0, ""),
+        pytest.param(">&-", 0, "", marks=pytest.mark.slow),
         ("> /dev/full", 1, "outrider: standard output cannot be written: No space left on device\n"),
         ("| true; exit ${PIPESTATUS[0]}", 0, ""),
         pytest.param("<&- >&- 2>&-", 0, "", marks=pytest.mark.slow),

@@ -131,6 +131,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, draft: Path, out: Path, text: str |
     main()
 
 
+@pytest.mark.slow
 def test_a_tokenizer_may_name_no_end_and_leave_ids_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = pocket_with(tmp_path / "draft", end=None, z=4100)
     trained(monkeypatch, draft, tmp_path / "out", "def main():\n    return 0\n" * 200)

@@ -20,6 +20,7 @@ SHAPES = [  # heads, heads of keys, their size
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("family", "heads", "key_heads", "size"), SHAPES)
 def test_a_model_of_few_heads_has_a_twin_that_runs(family: str, heads: int, key_heads: int, size: int) -> None:
     config = AutoConfig.for_model(

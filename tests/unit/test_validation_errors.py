@@ -46,6 +46,7 @@ def test_a_value_is_shown_by_its_beginning_however_much_it_stands_for() -> None:
     assert shown({"a": by_aliases}).startswith("{'a': [[[")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("field", [*Parameters.model_fields, "top_logprobs", "prompt", "messages", "id", "model", "stream"])
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: repr(value)[:20])
 def test_every_field_of_a_row(field: str, value: Any) -> None:

@@ -1,0 +1,50 @@
+"""Which tests run where: each file that starts a Ray in one stream of CI (tools/all_tests.py), and of a list of parameters
+each n-th in the fast set."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from examples import diagonal
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+import all_tests
+
+ROOT = all_tests.ROOT
+
+
+def files_of(tests: all_tests.Tests) -> set[str]:
+    """Those that its command collects of the folders whose tests start a Ray."""
+    left_out = {place.removeprefix("--ignore=") for place in tests.places if place.startswith("--ignore=")}
+    places = [ROOT / place for place in tests.places if not place.startswith("--ignore=")]
+    assert all(place.exists() for place in places)
+    files = {str(file.relative_to(ROOT)) for place in places for file in [place, *place.rglob("test_*.py")]}
+    return {file for file in files - left_out if file.startswith(("tests/ray/", "tests/cluster/"))}
+
+
+def test_each_file_of_jobs_and_of_hosts_runs_once() -> None:
+    sets = [tests for stream in all_tests.STREAMS for tests in stream.sets]
+    slow = [tests for tests in sets if tests.marks.startswith("slow") and "not ray" not in tests.marks]
+    found = Counter(file for tests in slow for file in files_of(tests))
+    files = [file for folder in ("ray", "cluster") for file in (ROOT / "tests" / folder).glob("test_*.py")]
+    every = {str(file.relative_to(ROOT)) for file in files}
+    assert found == Counter(every)
+
+
+def test_streams_that_start_a_ray_are_apart_and_logs_have_names_of_their_own() -> None:
+    sets = [(tests, stream) for stream in all_tests.STREAMS for tests in stream.sets]
+    for tests, stream in sets:
+        with_ray = "not ray" not in tests.marks and tests.places != ("tests/unit",)
+        assert (stream.within is all_tests.APART) == with_ray, tests.name
+    assert len({tests.name for tests, _ in sets}) == len(sets)
+
+
+@pytest.mark.parametrize("names", ["name, wanted", ("name", "wanted")])
+def test_parameters_that_are_given_together_have_one_place(names: str | tuple[str, str]) -> None:
+    """Else one_in(2) would leave out nothing of a list of pairs."""
+    assert [diagonal({"name": place, "wanted": place}, [names]) for place in range(4)] == [0, 1, 2, 3]
+    assert diagonal({"name": 2, "wanted": 2, "format": 3, "fixture": 1}, [names, "format"]) == 6
