@@ -120,17 +120,20 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
             trace,
             spec.wait_for_cores,
         )
-        with _always_afterwards(
-            display.say,
-            lambda: _close(trace, display),
-            # Also after an error, so that the rows that are done can be read.
-            lambda: write_results(journal, directory),
-            lambda: describe(directory, journal, _run_details(driver)),
-            lambda: write_report(journal, directory, running=False),
+        with (
+            # Around the writing, too: a first Ctrl-C that comes as the last row has ended must not keep it unwritten.
+            _draining_on_signals(driver),
+            _always_afterwards(
+                display.say,
+                lambda: _close(trace, display),
+                # Also after an error, so that the rows that are done can be read.
+                lambda: write_results(journal, directory),
+                lambda: describe(directory, journal, _run_details(driver)),
+                lambda: write_report(journal, directory, running=False),
+            ),
         ):
             try:
-                with _draining_on_signals(driver):
-                    driver.run()
+                driver.run()
             except RayLostError as lost:
                 if driver.draining:
                     display.say(str(lost))

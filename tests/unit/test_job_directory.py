@@ -824,6 +824,22 @@ def test_a_job_that_is_told_twice_to_end_finishes_what_is_under_way(
     assert len([each for each in heard.said if "finishing the rows under way" in each]) == 1
 
 
+def test_a_first_interrupt_as_results_are_written_leaves_nothing_unwritten(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, signals: None
+) -> None:
+    written = drive_job.write_results
+
+    def interrupted(*asked: Any) -> Any:
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL, "the job no longer takes it as a first one"
+        signal.raise_signal(signal.SIGTERM)
+        return written(*asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drive_job, "write_results", interrupted)
+        assert run_job(spec_of(ROW), heard).exit_code == 0
+    assert len(Path("job/results.jsonl").read_text().splitlines()) == 1
+
+
 def test_what_is_asked_for_a_job_with_nothing_left_and_not_done_is_told(heard: Heard) -> None:
     spec = spec_of(ROW)
     run_job(spec, heard)
