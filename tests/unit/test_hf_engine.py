@@ -221,7 +221,7 @@ def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
         load_hf(ModelSpec(str(folder), "hf", "fp32"))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("named", ["flash_attention_2", "somebody/kernel", {"": "somebody/kernel"}, "nonsense"])
 def test_kernels_that_a_configuration_names_are_not_looked_for(named: object, tmp_path: Path) -> None:
     """transformers would fetch them from the model hub, as code, or fail where they are not."""
@@ -234,6 +234,7 @@ def test_kernels_that_a_configuration_names_are_not_looked_for(named: object, tm
         assert (engine.own_attention, engine.model.config._experts_implementation) == ("sdpa", "eager"), key
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("set_to", "expected"), [(None, "NO"), ("YES", "YES")])
 def test_kernels_are_not_fetched_from_the_model_hub_unless_somebody_asks_for_it(set_to: str | None, expected: str) -> None:
     asked = {} if set_to is None else {"USE_HUB_KERNELS": set_to}
