@@ -492,6 +492,12 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "mpt",
         MPT | {"n_heads": 4, "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.3}, "tie_word_embeddings": False},
     ),
+    "jamba-dense": (
+        "jamba",
+        LLAMA
+        | {"num_experts": 1, "num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16}
+        | {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_d_conv": 3, "num_experts_per_tok": 1},
+    ),
     "persimmon": ("persimmon", NEOX),
     "persimmon-gelu": ("persimmon", NEOX | {"hidden_act": "gelu_new", "qk_layernorm": False, "tie_word_embeddings": True}),
     "gpt-neo": (
@@ -539,12 +545,6 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 3, "num_attention_heads_per_layer": [6, 4, 2], "head_dim": 24, "sliding_window": 7}
         | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
         | {"moe_router_logit_softcapping": 2.0, "moe_routed_scaling_factor": 1.7},
-    ),
-    "jamba-dense": (
-        "jamba",
-        MIXTURE
-        | {"num_experts": 1, "num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16}
-        | {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_d_conv": 3},
     ),
     "jamba": (
         "jamba",
@@ -936,7 +936,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 # Models with layers of several kinds, some of them recurrent.
-OF_SEVERAL_KINDS = ("lfm2", "lfm3", "olmo-hybrid", "qwen3-5", "bamba", "falcon-h1", "granite-mamba", "nemotron-h")
+OF_SEVERAL_KINDS = ("lfm2", "lfm3", "olmo-hybrid", "qwen3-5", "bamba", "falcon-h1", "granite-mamba", "nemotron-h", "jamba")
 # Buffers of routers that correct the choice of experts; untrained ones are zero.
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 
