@@ -122,7 +122,8 @@ def test_every_problem_is_named_and_nothing_is_written(journal: Journal) -> None
         "in.jsonl:1: the prompt has 20 tokens, and tiny holds 20 with the answer; shorten it",
         'in.jsonl:3: the prompt has 1 token and "max_tokens" is 20, together more than the 20 that tiny holds; '
         "ask for at most 19",
-        "in.jsonl:4: not valid JSON: Expecting property name enclosed in double quotes at column 2",
+        "in.jsonl:4: not valid JSON: Expecting property name enclosed in double quotes at column 2; "
+        "each row must be one line: jq -c . writes objects so",
     ]
 
 

@@ -165,7 +165,6 @@ def test_cwm_without_rope_has_its_usual_one() -> None:
         ("gptj", {"rotary_dim": 24}, 'does not know "rotary_dim": 24 with heads of 16'),
         ("gptj", {"rotary_dim": None}, 'does not know "rotary_dim": None with heads of 16'),
         ("codegen", {"n_head": 6}, 'does not know "n_head" that is no multiple of 4'),
-        ("falcon", {"alibi": True}, 'does not know "alibi": True'),
         ("falcon", {"num_ln_in_parallel_attn": 2}, '"num_ln_in_parallel_attn": 2 with "new_decoder_architecture": False'),
         ("falcon-new", {"parallel_attn": False}, 'with "new_decoder_architecture": True and "parallel_attn": False'),
         ("falcon-serial", {"num_kv_heads": 3}, 'does not know "num_kv_heads": 3'),

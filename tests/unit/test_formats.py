@@ -199,6 +199,9 @@ def test_gguf_blocks_are_what_the_library_makes_of_them(name: str) -> None:
         packed[..., 0] %= 250
     if name == "IQ1_M":
         packed[..., 55] &= 0xBF
+    if name == "NVFP4":
+        # Of e4m3's 127 the package makes nan, and llama.cpp's own code 0, as is done here.
+        packed[..., :4] &= 0x77
     packed[1] = 0
     rows = kind.unpack(kind.scheme, packed)
     np.testing.assert_array_equal(rows.dequantise(), _by_the_library(name, packed))

@@ -64,7 +64,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no GGUF": (b"GGML" + bytes(100), "is no GGUF file"),
     "another byte order": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(64), "GGUF of version 50331648"),
     "an end in the middle": (file_of([key("a", 4, bytes(4))], [tensor()])[:30], "for which it has too few bytes"),
-    "tensors without number": (file_of([], [], counts=(1 << 62, 0)), "tells of 4,611,686,018,427,387,904 tensors"),
+    "tensors without number": (file_of([], [], counts=(1 << 62, 0)), "names 4,611,686,018,427,387,904 tensors"),
     "keys without number": (file_of([], [], counts=(0, 1 << 40)), "keys of metadata, for which it has too few bytes"),
     "a text of gigabytes": (file_of([text("a") + struct.pack("<IQ", 8, 1 << 33)], []), "bytes, more than it has"),
     "a list of gigabytes": (file_of([text("a") + struct.pack("<IIQ", 9, 4, 1 << 61)], []), "values in 'a', for which"),

@@ -169,7 +169,7 @@ def test_the_command_names_what_is_missing() -> None:
 def test_the_command_takes_no_file_of_options(journal: Journal) -> None:
     directory = described(journal)
     done = CliRunner().invoke(app, ["retry", str(directory), "--config", "x.yaml"])
-    assert isinstance(done.exception, UsageError) and "begins with the job's own options" in str(done.exception)
+    assert isinstance(done.exception, UsageError) and "takes the job's own options" in str(done.exception)
 
 
 def described(journal: Journal, **options: Any) -> Path:
