@@ -256,6 +256,7 @@ SIZES = {
     "intermediate_size": 192,
     "intermediate_size_mlp": 96,
     "kv_lora_rank": 32,
+    "mamba_dt_rank": 32,
     "moe_intermediate_size": 32,
     "moe_latent_size": 32,
     "moe_shared_expert_intermediate_size": 64,
@@ -272,6 +273,8 @@ def sizes_of(name: str) -> dict[str, Any]:
     found = {key: size for key, size in SIZES.items() if key in settings}
     if latent and settings["q_lora_rank"]:
         found["q_lora_rank"] = 64
+    if "mamba_dt_rank" in settings:
+        found["mamba_d_state"] = 16  # a matrix has rows for the steps and for both vectors of a state
     return found
 
 
