@@ -2,8 +2,8 @@
 
     python tools/all_tests.py [--logs DIR]
 
-Tests that start a Ray wait most of their time, so there are three streams of them, each with core leases and shared memory
-of its own (one after the other where a mount namespace cannot be had). What only computes has the processor time that these
+Tests that start a Ray wait most of their time, so there are two streams of them, each with core leases and shared memory of
+its own (one after the other where a mount namespace cannot be had). What only computes has the processor time that these
 leave. What failed has a second turn, alone, when all else has ended: two cores are few for some deadlines.
 """
 
@@ -30,7 +30,8 @@ def of_ray(*names: str) -> tuple[str, ...]:
 
 # Tests of jobs that run in the stream of hosts, which has time for them.
 BESIDE_HOSTS = of_ray("embedded_ray", "python_interface")
-# Half of the other jobs, by the Rays that they start. A new file is one of the first stream until it stands here.
+# Half of the other jobs, by the Rays that they start, after the hosts. A new file is one of the first stream until it stands
+# here.
 SERVERS = of_ray(
     *("serve", "tables_end_to_end", "tools_end_to_end", "inputs_end_to_end", "hostile_models_end_to_end"),
     *("second_user", "metrics_port"),
@@ -62,7 +63,7 @@ class Tests:
     def command(self, logs: Path, again: bool) -> list[str]:
         cache, places, options = logs / f"cache-{self.name}", self.places, ["-m", self.marks, "--durations=30"]
         if self.parallel and not again:
-            # No more processes than cores, since three other streams run at the same time.
+            # No more processes than cores, since two other streams run at the same time.
             processes = ["--processes", str(min(len(os.sched_getaffinity(0)), 8))]
             return [self.python, "tools/parallel_tests.py", *processes, "--cache", str(cache), *places, "--", *options]
         failed = ["--last-failed", "--last-failed-no-failures", "none"] if again else []
@@ -83,17 +84,17 @@ STREAMS = (
             Tests(
                 "jobs", NEWEST, "slow and ray", ("tests/ray", *(f"--ignore={file}" for file in (*BESIDE_HOSTS, *SERVERS)))
             ),
+            Tests("jobs-oldest-ray", OLDEST, "oldest_ray", ("tests/ray",)),
         ),
         APART,
     ),
     Stream(
         (
+            Tests("hosts", NEWEST, "slow and (ray or cluster)", ("tests/cluster", *BESIDE_HOSTS, *UNIT_WITH_RAY)),
             Tests("servers", NEWEST, "slow and ray", SERVERS),
-            Tests("jobs-oldest-ray", OLDEST, "oldest_ray", ("tests/ray",)),
         ),
         APART,
     ),
-    Stream((Tests("hosts", NEWEST, "slow and (ray or cluster)", ("tests/cluster", *BESIDE_HOSTS, *UNIT_WITH_RAY)),), APART),
     Stream(
         (
             Tests("computing", NEWEST, "slow and not ray and not cluster", ("tests",), all_examples=True, parallel=True),
