@@ -30,8 +30,8 @@ def of_ray(*names: str) -> tuple[str, ...]:
 
 # Tests of jobs that run in the stream of hosts, which has time for them.
 BESIDE_HOSTS = of_ray("embedded_ray", "python_interface")
-# Half of the other jobs, by the Rays that they start, after the hosts. A new file is one of the first stream until it stands
-# here.
+# Half of the other jobs, by the Rays that they start; they follow the hosts. A new file is of the first stream until it
+# stands here.
 SERVERS = of_ray(
     *("serve", "tables_end_to_end", "tools_end_to_end", "inputs_end_to_end", "hostile_models_end_to_end"),
     *("second_user", "metrics_port"),
