@@ -75,8 +75,8 @@ def test_affine_codes_are_what_they_stand_for(tmp_path: Path) -> None:
     model = mlx_model(tmp_path, "llama", affine(8, 32, torch.float32), settings, with_the_embedding, sizes)
     check(model, kept="bf16")
     check(model)
-    assert read_model_info(str(model)).made_for == "w8af32"
-    said = open_model(ModelSpec(str(model), "native", "w8af32", threads=1)).numeric_path["weights"]
+    assert read_model_info(str(model)).made_for == "w4abf16"
+    said = open_model(ModelSpec(str(model), "native", "w4abf16", threads=1)).numeric_path["weights"]
     assert said.startswith("dequantised from mlx, 8 bits, groups of 32 (")
 
 
@@ -94,9 +94,8 @@ def test_affine_codes_stay_packed(bits: int, group: int, dtype: torch.dtype, tmp
     model = mlx_model(tmp_path, "llama", affine(bits, group, dtype), settings, with_the_embedding, WIDE)
     assert any((part < 0).any() for name, part in stored(model).items() if name.endswith("scales"))
     check(model)
-    precision = "w8af32" if bits > 5 else "w4abf16"
-    assert read_model_info(str(model)).made_for == precision
-    opened = open_model(ModelSpec(str(model), "native", precision, threads=1))
+    assert read_model_info(str(model)).made_for == "w4abf16"
+    opened = open_model(ModelSpec(str(model), "native", "w4abf16", threads=1))
     assert re.fullmatch(rf"mlx, {bits} bits, groups of {group} \(\d+\)", opened.numeric_path["weights"])
     assert isinstance(opened.engine, NativeEngine) and isinstance(opened.engine.model._keep, PackedModel)
     checkpoint = open_checkpoint(model)

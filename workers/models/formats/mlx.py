@@ -139,9 +139,8 @@ class Mlx:
     @property
     def made_for(self) -> str:
         """By the settings of most layers; bf16 where the kernels do not have their codes with other precisions."""
-        if self.usual["mode"] == AFFINE and self.usual["group_size"] % SMALLEST_GROUP == 0:
-            return "w8af32" if self.usual["bits"] > 5 else "w4abf16"
-        return "w4abf16" if self.usual["mode"] in OF_FOUR_BITS else "bf16"
+        kept = self.usual["group_size"] % SMALLEST_GROUP == 0
+        return "w4abf16" if self.usual["mode"] in OF_FOUR_BITS or (self.usual["mode"] == AFFINE and kept) else "bf16"
 
     @property
     def mixed(self) -> bool:
