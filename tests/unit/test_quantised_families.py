@@ -85,7 +85,12 @@ def pairs() -> Iterator[object]:
         (name, layouts[(2 * place + more * 11) % len(layouts)]) for place, name in enumerate(FAMILIES) for more in range(2)
     ]
     for pair in dict.fromkeys([*QUICK, *LONGER, *found]):
-        narrow = {"kv_lora_rank", "global_head_dim", "num_attention_heads_per_layer"}  # (gates have a row for each head)
+        narrow = {
+            "kv_lora_rank",
+            "global_head_dim",
+            "num_attention_heads_per_layer",
+            "mamba_num_heads",
+        }  # (gates have a row for each head)
         if pair[1] == "gptq, 2 bits" and not narrow.isdisjoint((TINY | MIXTURES)[pair[0]][1]):
             continue  # sixteen rows lie in a word
         yield pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
