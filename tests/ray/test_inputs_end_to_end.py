@@ -40,7 +40,7 @@ def test_a_job_from_standard_input_from_a_compressed_file_and_one_that_was_edite
     assert "the summary cannot be printed (No space left on device); it stands in piped/job.json, too" in said
     results = (tmp_path / "piped" / "results.jsonl").read_bytes()
     assert results.count(b"\n") == 4
-    assert "holds a job with an input" in run(tmp_path, "piped", b"another prompt\n", "-", code=1)
+    assert "holds a job that was begun with an input" in run(tmp_path, "piped", b"another prompt\n", "-", code=1)
 
     # A row is lost by hand, and the job's description broken: it goes on with nothing on standard input.
     with sqlite3.connect(tmp_path / "piped" / "job.db") as db:
