@@ -205,10 +205,24 @@ def quantised_activations(x: Array, group: int, largest: int = storage.LARGEST_I
     return result
 
 
+def _in_sixteen_bits(x: Array, block: int, order: NDArray[np.int32] | None) -> Array:
+    """Whole numbers of 15 bits and a sign, times a power of two that a block of channels shares."""
+    columns = np.arange(x.shape[1]) if order is None else order
+    result = np.empty_like(x)
+    for start in range(0, x.shape[1], block):
+        part = columns[start : start + block]
+        largest = np.abs(x[:, part]).max(axis=1, keepdims=True).astype(np.float32) * np.float32(1.0078125)
+        step = np.ldexp(1.0, np.frexp(largest)[1] - 15)
+        result[:, part] = np.rint(x[:, part] / step) * step
+    return result
+
+
 def _activations(x: Array, weight: Weight, order: NDArray[np.int32] | None) -> Array:
     """``x`` rounded as the product with ``weight`` requires."""
-    if weight.format in (Format.BF16, Format.W4ABF16):
+    if weight.format is Format.BF16:
         return _bf16(x)
+    if weight.format is Format.W4ABF16:
+        return _in_sixteen_bits(_bf16(x), storage.geometry(weight).block, order)
     if weight.format not in (Format.W4A8, Format.W8A8):
         return x
     block, largest = storage.geometry(weight).block, storage.largest_activation(weight)

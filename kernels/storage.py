@@ -64,7 +64,7 @@ LARGEST_INT8, LARGEST_BESIDE_INT4 = 127, 120
 LEAST_FACTOR = 2
 MOST_FACTOR = 17
 GROUPS = (128, 64, 32)
-# The smallest group; it has no zero points.
+# A smaller group, without zero points.
 SMALL_GROUP = 16
 # The values of codes that index a table.
 TABLES_OF = {Codes.E2M1: E2M1, Codes.E4M3: E4M3, Codes.NF4: NF4, Codes.FP4: FP4, Codes.IQ4: IQ4}
@@ -175,7 +175,7 @@ def storage_for(scheme: Scheme, columns: int) -> tuple[Storage, int]:
             raise UnknownStorage(f"{scheme}, with scales of two levels: the kernels have Q2_K, Q4_K, Q5_K and Q6_K")
         return storage, scheme.group
     if scheme.minima:
-        group = _stored_group(scheme, columns)
+        group = next((each for each in GROUPS if scheme.group % each == 0), 0)
         if not 2 <= scheme.bits <= 8 or not group:
             raise UnknownStorage(f"{scheme}, with minima: the kernels have 2 to 8 bits in groups that are multiples of 32")
         codes = {5: Codes.INT5, 6: Codes.INT6}.get(scheme.bits, Codes.INT4 if scheme.bits < 5 else Codes.INT8)

@@ -83,9 +83,7 @@ def test_against_the_reference(models, name, format):
     with model.model() as engine:
         found = all_logits(engine, engine.open(), text)
     assert np.isfinite(found).all()
-    far = abs(found - wanted).max(axis=1) > TOLERANCE[format] * abs(wanted).max()
-    # Where two experts' scores are nearly equal, the rounding of activations may choose the other one.
-    assert far.sum() <= (1 if name == "clamped" and format is Format.W4ABF16 else 0)
+    assert abs(found - wanted).max() <= TOLERANCE[format] * abs(wanted).max()
 
 
 @pytest.mark.one_in(18)
