@@ -246,12 +246,8 @@ class NativeModel:
         if runners_up:
             batch.runners_up = _address(second_best)
         if any(feed.branches for feed in feeds):
-            branches = array("i", [len(feed.branches) for feed in feeds])
-            branches.extend([after for feed in feeds for after, _ in feed.branches])
-            all_branches = len(branches) - len(feeds)
-            branches.extend([token for feed in feeds for _, token in feed.branches])
-            batch.branches, batch.branch_after = _address(branches), _address(branches, len(feeds))
-            batch.branch_tokens = _address(branches, len(feeds) + all_branches)
+            branches = _Branches(feeds)
+            batch.branches, batch.branch_after, batch.branch_tokens = branches.counts, branches.after, branches.tokens
         if details is not None:
             batch.logits, batch.logprobs = _address(asked, 3 * len(feeds)), _address(asked, 4 * len(feeds))
             batch.logits_out = details.logits.ctypes.data
@@ -260,13 +256,10 @@ class NativeModel:
             mask_of = array("i", _masks_of(feeds))
             batch.masks, batch.mask_words = masks.words.ctypes.data, masks.words.shape[1]
             batch.mask_of, batch.masks_ready = _address(mask_of), masks.ready.ctypes.data
-        states: Iterator[NDArray[np.uint16]] | None = None
+        states = None
         if any(feed.states for feed in feeds):
-            fed = [len(feed.tokens) if feed.states else 0 for feed in feeds]
-            wanted = array("i", [feed.states for feed in feeds])
-            every = np.empty((sum(fed), self.program.handed_out), np.uint16)
-            batch.states, batch.states_out = _address(wanted), every.ctypes.data
-            states = iter(np.split(every, np.cumsum(fed)[:-1]))
+            states = _HiddenStates(feeds, self.program.handed_out)
+            batch.states, batch.states_out = states.wanted, states.out
         given = _Given(feeds)
         batch.given, batch.states_in = given.counts, given.states
         check(load().outrider_forward(self._engine, byref(batch)))
@@ -274,7 +267,7 @@ class NativeModel:
         for feed, count in zip(feeds, choices, strict=True):
             place = slice(start, start + count)
             logits, logprobs = (self._no_logits, []) if details is None else details.take(feed, count)
-            of_feed = None if states is None else next(states)
+            of_feed = None if states is None else next(states.by_feed)
             taken = (chosen[place].tolist(), margins[place].tolist(), logits, logprobs, second_best[place].tolist())
             answers.append(NativeOutput(*taken, of_feed))
             start += count
@@ -388,6 +381,29 @@ class _Given:
             self._counts = array("i", [0 if feed.given is None else len(feed.given) for feed in feeds])
             self._states = np.ascontiguousarray(np.concatenate(given), np.uint16)
             self.counts, self.states = _address(self._counts), self._states.ctypes.data
+
+
+class _Branches:
+    """The branches of a pass's feeds. ``counts``, ``after`` and ``tokens`` are addresses."""
+
+    def __init__(self, feeds: Sequence[NativeFeed]) -> None:
+        every = [branch for feed in feeds for branch in feed.branches]
+        self._numbers = array("i", [len(feed.branches) for feed in feeds])
+        self._numbers.extend([after for after, _ in every])
+        self._numbers.extend([token for _, token in every])
+        self.counts, self.after = _address(self._numbers), _address(self._numbers, len(feeds))
+        self.tokens = _address(self._numbers, len(feeds) + len(every))
+
+
+class _HiddenStates:
+    """The hidden states that a pass returns. ``wanted`` and ``out`` are addresses; ``by_feed`` has those of each feed."""
+
+    def __init__(self, feeds: Sequence[NativeFeed], columns: int) -> None:
+        fed = [len(feed.tokens) if feed.states else 0 for feed in feeds]
+        self._wanted = array("i", [feed.states for feed in feeds])
+        self._out = np.empty((sum(fed), columns), np.uint16)
+        self.wanted, self.out = _address(self._wanted), self._out.ctypes.data
+        self.by_feed = iter(np.split(self._out, np.cumsum(fed)[:-1]))
 
 
 class _Details:

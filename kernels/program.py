@@ -138,6 +138,8 @@ class Kind(IntEnum):
     SCAN = 25
 
 
+# Operations that add ``residual``, if they have one, to their output. In DELTA and SCAN it is an input of another kind.
+ADD_RESIDUAL = frozenset((Kind.NORM, Kind.LINEAR, Kind.MIX, Kind.GATE, Kind.SCALE, Kind.BLEND, Kind.MATCH))
 # Operations with a recurrent state of each row. Unlike a KV cache it cannot be truncated; kernels/src/recurrence.h says
 # what is kept to go back to.
 RECURRENT = (Kind.CONVOLVE, Kind.DELTA, Kind.SCAN)

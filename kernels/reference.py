@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from outrider.kernels import packing, storage
 from outrider.kernels.program import (
+    ADD_RESIDUAL,
     BY_SCORE,
     NOT_NORMALISED,
     SIGMOIDS,
@@ -76,79 +77,96 @@ class ReferenceModel:
         raise ValueError("a program ends with choose")
 
     def _run(self, op: Op, buffers: list[Array], tokens: NDArray[np.int64]) -> Array:
-        positions = np.arange(len(tokens))
+        output = self._output(op, buffers, tokens)
+        if op.kind in ADD_RESIDUAL and op.residual.buffer >= 0:
+            return output + _read(buffers, op.residual)
+        return output
+
+    def _output(self, op: Op, buffers: list[Array], tokens: NDArray[np.int64]) -> Array:
+        """The operation's output, before its residual is added."""
         if op.kind is Kind.EMBED:
             return self.weights[op.weight][tokens] * np.float32(op.scale)
         x = _read(buffers, op.input)
-        if op.kind is Kind.POSITION:
-            return x + self.weights[op.weight][positions + op.integer]
         if op.kind is Kind.SELECT:
             return x
-        bias = self.weights[op.bias][0] if op.bias >= 0 else None
-        residual = _read(buffers, op.residual) if op.residual.buffer >= 0 else None
+        if op.kind is Kind.POSITION:
+            return x + self.weights[op.weight][np.arange(len(x)) + op.integer]
         if op.kind is Kind.NORM:
-            normalised = _norm(op, x, self.weights[op.weight][0], bias)
-            return normalised if residual is None else normalised + residual
+            return _norm(op, x, self.weights[op.weight][0], self._bias(op))
         if op.kind is Kind.LINEAR:
             weight = self.program.weights[op.weight]
             x = _activations(x, weight, self.orders[op.weight])
-            return _linear(op, x, weight, self.weights[op.weight], bias, residual)
-        if op.kind is Kind.CONVOLVE:
-            before, behind = (_read(buffers, part) if part.buffer >= 0 else 1.0 for part in (op.key, op.value))
-            return np.asarray(_convolve(op, x * before, self.weights[op.weight], bias) * behind)
-        if op.kind is Kind.DELTA:
-            key, value, gates = (_read(buffers, part) for part in (op.key, op.value, op.residual))
-            return _delta(op, x, key, value, gates, self.weights[op.weight][0], self.weights[op.bias][0])
-        if op.kind is Kind.SCAN:
-            key, value, steps = (_read(buffers, part) for part in (op.key, op.value, op.residual))
-            return _scan(op, x, key, value, steps, self.weights[op.weight], self.weights[op.bias][0])
-        if op.kind is Kind.ROUTE:
-            routed = _route(op, x, self.weights[op.weight][0] if op.weight >= 0 else None)
-            if bias is not None:
-                routed[:, op.kv_heads :] *= bias[routed[:, : op.kv_heads].astype(np.int64)]
-            return routed
-        if op.kind is Kind.EXPERTS:
-            return self._experts(op, x, _read(buffers, op.key))
-        if op.kind is Kind.MIX:
-            weights = _read(buffers, op.key)[:, op.kv_heads :]
-            weights = np.ones_like(weights) if op.integer else weights
-            products = x.reshape(len(x), op.kv_heads, -1)[:, :, : op.output.width]
-            mixed = (products * weights[:, :, None]).sum(axis=1) * np.float32(op.scale)
-            return np.asarray(mixed if residual is None else mixed + residual)
-        if op.kind is Kind.GATE:
-            gated = x * _activate(_read(buffers, op.key), op.activation)
-            return np.asarray(gated if residual is None else gated + residual)
-        if op.kind is Kind.SCALE:
-            factors = self.weights[op.weight][0, : self.program.weights[op.weight].columns]
-            by_position = (positions + op.integer) // op.window if op.window else 0 * positions
-            places = np.minimum(by_position, len(factors) - 1)
-            scaled = x * (factors if op.integer and not op.window else factors[places, None])
-            return np.asarray(scaled if residual is None else scaled + residual)
-        if op.kind is Kind.XIELU:
-            return _xielu(x, *self.weights[op.weight][0, :4])
-        if op.kind is Kind.ROPE:
-            long = op.longest and len(tokens) > op.longest
-            return _rope(op, x, self.weights[op.bias if long else op.weight][0])
+            return _linear(op, x, weight, self.weights[op.weight], self._bias(op))
         if op.kind is Kind.HEADS:
             return self._heads(op, x)
+        if op.kind is Kind.SCALE:
+            return self._scale(op, x)
+        if op.kind is Kind.XIELU:
+            return _xielu(x, *self.weights[op.weight][0, :4])
         if op.kind is Kind.CUT:
             least = x.mean(axis=1, keepdims=True) + np.float32(op.scale) * x.std(axis=1, keepdims=True)
             return np.asarray(np.maximum(0, x - least))
-        if op.kind in (Kind.BLEND, Kind.MATCH):
-            made = (_blend if op.kind is Kind.BLEND else _match)(op, x, _read(buffers, op.key))
-            return made if residual is None else made + residual
-        key, value = _read(buffers, op.key), _read(buffers, op.value)
+        if op.kind is Kind.ROPE:
+            long = op.longest and len(tokens) > op.longest
+            return _rope(op, x, self.weights[op.bias if long else op.weight][0])
+        if op.kind is Kind.ROUTE:
+            return self._route(op, x)
+        if op.kind is Kind.CONVOLVE:
+            before, behind = (_read(buffers, part) if part.buffer >= 0 else 1.0 for part in (op.key, op.value))
+            return np.asarray(_convolve(op, x * before, self.weights[op.weight], self._bias(op)) * behind)
+        key = _read(buffers, op.key)
+        if op.kind is Kind.EXPERTS:
+            return self._experts(op, x, key)
+        if op.kind is Kind.MIX:
+            return _mix(op, x, key)
+        if op.kind is Kind.GATE:
+            return np.asarray(x * _activate(key, op.activation))
+        if op.kind is Kind.BLEND:
+            return _blend(op, x, key)
+        if op.kind is Kind.MATCH:
+            return _match(op, x, key)
+        value = _read(buffers, op.value)
+        if op.kind is Kind.ATTENTION:
+            return self._attention(op, x, key, value)
+        gates = _read(buffers, op.residual)
+        if op.kind is Kind.DELTA:
+            return _delta(op, x, key, value, gates, self.weights[op.weight][0], self.weights[op.bias][0])
+        if op.kind is Kind.SCAN:
+            return _scan(op, x, key, value, gates, self.weights[op.weight], self.weights[op.bias][0])
+        raise ValueError(f"{op.kind} is not defined here")
+
+    def _bias(self, op: Op) -> Array | None:
+        return self.weights[op.bias][0] if op.bias >= 0 else None
+
+    def _scale(self, op: Op, x: Array) -> Array:
+        """x times a factor for each column, or for each token by its position (the last one: also later)."""
+        factors = self.weights[op.weight][0, : self.program.weights[op.weight].columns]
+        if op.integer and not op.window:
+            return np.asarray(x * factors)
+        positions = np.arange(len(x))
+        indices = (positions + op.integer) // op.window if op.window else 0 * positions
+        return np.asarray(x * factors[np.minimum(indices, len(factors) - 1), None])
+
+    def _route(self, op: Op, scores: Array) -> Array:
+        routed = _route(op, scores, self.weights[op.weight][0] if op.weight >= 0 else None)
+        factors = self._bias(op)
+        if factors is not None:
+            routed[:, op.kv_heads :] *= factors[routed[:, : op.kv_heads].astype(np.int64)]
+        return routed
+
+    def _attention(self, op: Op, query: Array, key: Array, value: Array) -> Array:
+        """Attention over keys and values as the cache rounds them."""
         if self.program.cache is Cache.BF16:
             key, value = _bf16(key), _bf16(value)
         elif self.program.cache is Cache.INT8:
             if op.value_in_key:
-                x, key = (_in_two_parts(each, op.head_size, op.value_size) for each in (x, key))
+                query, key = (_in_two_parts(each, op.head_size, op.value_size) for each in (query, key))
             else:
-                x, key = (quantised_activations(each, op.head_size) for each in (x, key))
+                query, key = (quantised_activations(each, op.head_size) for each in (query, key))
             value = quantised_activations(value, op.value_size)
         sinks = self.weights[op.weight][0] if op.weight >= 0 else None
         slopes = self.weights[op.bias][0, : op.heads] if op.bias >= 0 else None
-        return _attention(op, x, key, value, sinks, slopes, whole=self.program.cache is Cache.INT8)
+        return _attention(op, query, key, value, sinks, slopes, whole=self.program.cache is Cache.INT8)
 
     def _heads(self, op: Op, x: Array) -> Array:
         """For each head its first columns, unchanged, then the product of its last columns."""
@@ -158,7 +176,7 @@ class ReferenceModel:
             weight = self.program.weights[number]
             kept, multiplied = np.split(columns, [columns.shape[1] - weight.columns], axis=1)
             inputs = _activations(multiplied, weight, self.orders[number])
-            parts += [kept, _linear(op, inputs, weight, self.weights[number], None, None)]
+            parts += [kept, _linear(op, inputs, weight, self.weights[number], None)]
         return np.concatenate(parts, axis=1)
 
     def _experts(self, op: Op, x: Array, route: Array) -> Array:
@@ -172,7 +190,7 @@ class ReferenceModel:
             row = x[token].reshape(op.kv_heads, -1)[slot] if op.integer else x[token]
             inputs = _activations(row[None, : weight.columns], weight, self.orders[op.weight + number])
             bias = self.weights[op.bias + number][0] if op.bias >= 0 else None
-            result[token, slot, :width] = _linear(op, inputs, weight, self.weights[op.weight + number], bias, None)[0]
+            result[token, slot, :width] = _linear(op, inputs, weight, self.weights[op.weight + number], bias)[0]
         return result.reshape(len(x), -1)
 
 
@@ -233,7 +251,7 @@ def _activations(x: Array, weight: Weight, order: NDArray[np.int32] | None) -> A
     return result
 
 
-def _linear(op: Op, x: Array, weight: Weight, matrix: Array, bias: Array | None, residual: Array | None) -> Array:
+def _linear(op: Op, x: Array, weight: Weight, matrix: Array, bias: Array | None) -> Array:
     y = x @ matrix.T
     if weight.gated:
         half = weight.rows // 2
@@ -244,10 +262,8 @@ def _linear(op: Op, x: Array, weight: Weight, matrix: Array, bias: Array | None,
         return _activate(y[:, :half], op.activation) * y[:, half:]
     y = y if bias is None else y + bias[: y.shape[1]]
     if op.activation is Activation.CLIP:
-        y = np.clip(y, -np.float32(op.cap), np.float32(op.cap)) * np.float32(op.scale)
-    else:
-        y = _cap(_activate(y, op.activation), op.cap) * np.float32(op.scale)
-    return np.asarray(y if residual is None else y + residual)
+        return np.asarray(np.clip(y, -np.float32(op.cap), np.float32(op.cap)) * np.float32(op.scale))
+    return np.asarray(_cap(_activate(y, op.activation), op.cap) * np.float32(op.scale))
 
 
 def _xielu(x: Array, first: float, second: float, beta: float, epsilon: float) -> Array:
@@ -355,6 +371,13 @@ def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
         total = np.maximum(total, np.float32(op.epsilon))
     shared = Routing(op.integer) not in NOT_NORMALISED
     return np.concatenate([best, (weights / total if shared else weights) * np.float32(op.scale)], axis=1)
+
+
+def _mix(op: Op, x: Array, route: Array) -> Array:
+    """The sum of each token's products of its experts, times their weights (``integer`` 0)."""
+    products = x.reshape(len(x), op.kv_heads, -1)[:, :, : op.output.width]
+    weights = np.ones((len(x), op.kv_heads)) if op.integer else route[:, op.kv_heads :]
+    return np.asarray((products * weights[:, :, None]).sum(axis=1) * np.float32(op.scale))
 
 
 def _blend(op: Op, x: Array, coefficients: Array) -> Array:

@@ -151,47 +151,19 @@ def read_topology(tree: Path | None = None) -> Topology:
 
 def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> Topology:
     warnings: list[str] = list(allowance.warnings) if allowance else []
-    system = root / "devices/system"
-    folders, claims = _nodes(system / "node", warnings)
-    cpus = read_cpus(system / "cpu", frozenset().union(*claims.values()), warnings)
-    if not cpus.online and allowance and allowance.cpus:
-        warnings.append(
-            f"{root} describes no CPU (a sandbox may hide them): each that this process may use is taken as a core"
-        )
-        cpus = Cpus(allowance.cpus, allowance.cpus, {}, {}, {}, {}, {})
-    if not cpus.online:
-        raise PlacementError(f"{root} describes no CPU: it must be a /sys or a saved copy of one, with devices/system/cpu")
+    folders, claims = _nodes(root / "devices/system/node", warnings)
+    cpus = _cpus(root, frozenset().union(*claims.values()), allowance, warnings)
     members = _nodes_of_cpus(claims, cpus, warnings)
-
-    node_of = {cpu: node for node, group in members.items() for cpu in group}
-    groups = physical_cores(cpus, node_of, warnings)
-    socket_of = cpus.sockets(node_of)
-    allowed = cpus.online if allowance is None or allowance.cpus is None else allowance.cpus
-    if not allowed & node_of.keys():
-        warnings.append("none of the CPUs that this process may use is described: all CPUs are taken to be usable")
-        allowed = cpus.online
-    cores: dict[int, list[Core]] = {node: [] for node in members}
-    for group in groups:
-        node = node_of[group[0]]
-        cores[node].append(Core(group, tuple(cpu for cpu in group if cpu in allowed), node, socket_of[group[0]]))
-
+    cores = _cores(members, cpus, allowance, warnings)
     distances = _distances(folders, warnings)
-    memory = {node: _memory(folder / "meminfo") for node, folder in folders.items()}
-    reserved = {node: _huge_pages(folder / "hugepages") for node, folder in folders.items()}
-    if len(members) == 1:
-        # Memory that is added to a running virtual machine appears in /proc/meminfo before it does in the node's.
-        whole = _memory(meminfo)
-        memory = {node: max(filter(None, (memory.get(node), whole)), default=None) for node in members}
-        reserved = {node: max(reserved.get(node, 0), _memory(meminfo, "Hugetlb") or 0) for node in members}
-    if unknown := [node for node in members if memory.get(node) is None]:
-        warnings.append(f"node {sysfs.format_list(unknown)}: how much memory there is cannot be read")
+    memory = _memory_of_nodes(folders, members, meminfo, warnings)
     memory_nodes = allowance.memory_nodes if allowance else None
     nodes = tuple(
         Node(
             id=node,
             socket=min((core.socket for core in cores[node]), default=_nearest_socket(node, cores, distances)),
             cores=tuple(cores[node]),
-            memory_bytes=None if (total := memory.get(node)) is None else max(0, total - reserved[node]),
+            memory_bytes=memory[node],
             memory_allowed=memory_nodes is None or node in memory_nodes or not memory_nodes & members.keys(),
             distances=distances.get(node, {}),
         )
@@ -213,6 +185,53 @@ def _read(root: Path, meminfo: Path, host: str, allowance: Allowance | None) -> 
         accelerators_refused=refused,
         in_pairs=scales_in_pairs() if allowance else frozenset(PAIRED),
     )
+
+
+def _cpus(root: Path, claimed: frozenset[int], allowance: Allowance | None, warnings: list[str]) -> Cpus:
+    """The machine's CPUs. Where /sys describes none, each CPU that this process may use counts as a core."""
+    cpus = read_cpus(root / "devices/system/cpu", claimed, warnings)
+    if cpus.online:
+        return cpus
+    if allowance and allowance.cpus:
+        warnings.append(
+            f"{root} describes no CPU (a sandbox may hide them): each that this process may use is taken as a core"
+        )
+        return Cpus(allowance.cpus, allowance.cpus, {}, {}, {}, {}, {})
+    raise PlacementError(f"{root} describes no CPU: it must be a /sys or a saved copy of one, with devices/system/cpu")
+
+
+def _cores(
+    members: Mapping[int, tuple[int, ...]], cpus: Cpus, allowance: Allowance | None, warnings: list[str]
+) -> dict[int, list[Core]]:
+    """The physical cores of each node, with the CPUs of each that this process may use."""
+    node_of = {cpu: node for node, group in members.items() for cpu in group}
+    groups = physical_cores(cpus, node_of, warnings)
+    socket_of = cpus.sockets(node_of)
+    allowed = cpus.online if allowance is None or allowance.cpus is None else allowance.cpus
+    if not allowed & node_of.keys():
+        warnings.append("none of the CPUs that this process may use is described: all CPUs are taken to be usable")
+        allowed = cpus.online
+    cores: dict[int, list[Core]] = {node: [] for node in members}
+    for group in groups:
+        node = node_of[group[0]]
+        cores[node].append(Core(group, tuple(cpu for cpu in group if cpu in allowed), node, socket_of[group[0]]))
+    return cores
+
+
+def _memory_of_nodes(
+    folders: Mapping[int, Path], nodes: Collection[int], meminfo: Path, warnings: list[str]
+) -> dict[int, int | None]:
+    """Bytes of memory of each node, without reserved huge pages. None: unknown."""
+    memory = {node: _memory(folder / "meminfo") for node, folder in folders.items()}
+    reserved = {node: _huge_pages(folder / "hugepages") for node, folder in folders.items()}
+    if len(nodes) == 1:
+        # Memory that is added to a running virtual machine appears in /proc/meminfo before it does in the node's.
+        whole = _memory(meminfo)
+        memory = {node: max(filter(None, (memory.get(node), whole)), default=None) for node in nodes}
+        reserved = {node: max(reserved.get(node, 0), _memory(meminfo, "Hugetlb") or 0) for node in nodes}
+    if unknown := [node for node in nodes if memory.get(node) is None]:
+        warnings.append(f"node {sysfs.format_list(unknown)}: how much memory there is cannot be read")
+    return {node: None if (total := memory.get(node)) is None else max(0, total - reserved[node]) for node in nodes}
 
 
 def _nodes(folder: Path, warnings: list[str]) -> tuple[dict[int, Path], dict[int, frozenset[int]]]:

@@ -84,7 +84,7 @@ def test_of_what_is_known_already_no_other_beginning_of_the_rows_does_better(
 ) -> None:
     reaches = np.cumprod(np.array(chances), axis=1).tolist()
     seconds = list(accumulate(rises, initial=1.0))
-    filled = fill_slots(reaches, lambda tokens: seconds[tokens - fed], fed=fed, depth=0)
+    filled = fill_slots(reaches, lambda tokens: seconds[tokens - fed], fed=fed, drafted=False)
     rates = []
     for counts in itertools.product(range(5), repeat=len(chances)):
         held = sum(sum(row[:count]) for row, count in zip(reaches, counts, strict=True))

@@ -18,7 +18,7 @@ from outrider.workers.draft.constraints import Constraints
 from outrider.workers.draft.parallel import OnePass
 from outrider.workers.draft.window import SMALLEST, WHOLE, Prices, WindowChoice
 from outrider.workers.engines.costs import Recent
-from outrider.workers.engines.engine import DecodeFeed, Engine, Feed
+from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Engine, Feed
 from outrider.workers.engines.prefix_cache import PrefixCache
 from outrider.workers.messages import Advance, DraftReply, DraftRequest, Sampling
 
@@ -346,57 +346,64 @@ class Drafter:
         rows = {key: self._rows[key] for key in wanted}
         for row in rows.values():
             self._append_forced(row)
-        decode_feeds = [
-            DecodeFeed(
-                key,
-                row.uncached(),
-                min(wanted[key], self._context_left(row)),
-                row.end_tokens,
-                row.reach,
-                row.miss_factor.factor,
-                None if row.matching is None else _Guide(row, row.matching),
-            )
+        feeds = [
+            self._decode_feed(key, row, wanted[key])
             for key, row in rows.items()
             if self._context_left(row) > 0 and (not row.guessed or row.guessed[-1] not in row.end_tokens)
         ]
-        if not decode_feeds:
+        if not feeds:
             return True
+        result = self._decode(feeds, least_reach, least_sum)
+        for feed, chosen in zip(feeds, result.chosen, strict=True):
+            self._append_chosen(feed, chosen)
+        self._observe_steps(feeds, result)
+        return True
+
+    def _decode_feed(self, key: int, row: DraftRow, most: int) -> DecodeFeed:
+        guide = None if row.matching is None else _Guide(row, row.matching)
+        most = min(most, self._context_left(row))
+        return DecodeFeed(key, row.uncached(), most, row.end_tokens, row.reach, row.miss_factor.factor, guide)
+
+    def _decode(self, feeds: Sequence[DecodeFeed], least_reach: float, least_sum: float) -> DecodeResult:
         try:
             if self._one_pass is None:
-                result = self.engine.decode(decode_feeds, self.confidence.stop_rule(least_reach, least_sum))
-            else:
-                result = self._one_pass.decode(self.engine, decode_feeds)
+                return self.engine.decode(feeds, self.confidence.stop_rule(least_reach, least_sum))
+            return self._one_pass.decode(self.engine, feeds)
         except Exception:
             # Some passes may have been made: truncate the cache to the row's ``cached``.
-            for feed in decode_feeds:
+            for feed in feeds:
                 self.engine.truncate(feed.row, self._rows[feed.row].cached)
             raise
-        for feed, chosen in zip(decode_feeds, result.chosen, strict=True):
-            row = self._rows[feed.row]
-            # The last choice has not been fed, nor the forced tokens after it.
-            row.cached = self.engine.length(feed.row)
-            row.guessed.extend(chosen.tokens)
-            row.margins.extend(chosen.margins)
-            row.runners_up.extend(chosen.runners_up or [-1] * len(chosen.tokens))
-            if row.cached == len(row.committed) + len(row.guessed):
-                # The last step made no choice, so its token is fed once more for the next one.
-                row.cached -= 1
-                self.engine.truncate(feed.row, row.cached)
-            # The same chances as in the engine's stop rule.
-            first = len(row.guessed) - len(chosen.tokens)
-            chances = [
-                self._confidence_at(index).chance(margin, feed.miss_factor)
-                for index, margin in enumerate(chosen.margins, start=first)
-            ]
-            row.chances.extend(chances)
-            row.reach *= prod(chances)
+
+    def _append_chosen(self, feed: DecodeFeed, chosen: Chosen) -> None:
+        """Append the choices of one call of the engine to the row's guesses."""
+        row = self._rows[feed.row]
+        # The last choice has not been fed, nor the forced tokens after it.
+        row.cached = self.engine.length(feed.row)
+        first = len(row.guessed)
+        row.guessed.extend(chosen.tokens)
+        row.margins.extend(chosen.margins)
+        row.runners_up.extend(chosen.runners_up or [-1] * len(chosen.tokens))
+        if row.cached == len(row.committed) + len(row.guessed):
+            # The last step made no choice, so its token is fed once more for the next one.
+            row.cached -= 1
+            self.engine.truncate(feed.row, row.cached)
+        # The same chances as in the engine's stop rule.
+        chances = [
+            self._confidence_at(index).chance(margin, feed.miss_factor)
+            for index, margin in enumerate(chosen.margins, start=first)
+        ]
+        row.chances.extend(chances)
+        row.reach *= prod(chances)
+
+    def _observe_steps(self, feeds: Sequence[DecodeFeed], result: DecodeResult) -> None:
+        """Learn the costs of one call's steps, and how many choices a pass made."""
         self._passes += len(result.steps)
         choices = sum(margin != inf for chosen in result.chosen for margin in chosen.margins)
         self._choices.observe(choices, sum(rows for rows, _ in result.steps))
-        self._observe([len(feed.tokens) for feed in decode_feeds], result.steps[0][1])
-        for going_on, seconds in result.steps[1:]:
-            self._observe([1] * going_on, seconds)
-        return True
+        self._observe([len(feed.tokens) for feed in feeds], result.steps[0][1])
+        for rows, seconds in result.steps[1:]:
+            self._observe([1] * rows, seconds)
 
     def _append_forced(self, row: DraftRow) -> None:
         """Append the tokens that the grammar forces, without a pass."""

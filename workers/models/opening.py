@@ -140,30 +140,13 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
         model = native.NativeModel(program, packed.addresses, threads=threads, cores=cores, keep=packed)
     except library.KernelError as error:
         raise WorkerError(f"the native engine cannot be started: {error}") from error
+    path = {"engine": "native", "precision": spec.precision, "packing": f"{packer.version}, loading {LOADING_VERSION}"}
+    path |= _arithmetic(program, spec.precision, laid_out.weights)
     rounding = f"{laid_out.weights}, " if laid_out.weights else ""
     size = f"{packed.size / 1e9:.2f} GB" if packed.size >= 1e9 else f"{packed.size / 1e6:.1f} MB"
     source = "from the cache" if packed.cached else "packed now"
     cache = ", keys and values in 8 bits" if program.cache is Cache.INT8 else ""
-    notes = [
-        f"native engine, {isa}: {spec.precision}, {rounding}{size}, {source}{cache}",
-        *packed.notes,
-    ]
-    path = {"engine": "native", "precision": spec.precision, "packing": f"{packer.version}, loading {LOADING_VERSION}"}
-    if laid_out.weights:
-        path["weights"] = laid_out.weights
-    if program.cache is Cache.INT8:
-        path["cache"] = "int8, weighed in whole numbers"
-    if _is_latent(program):
-        path["attention"] = "of latent vectors" + (", kept once" if program.cache is Cache.INT8 else "")
-    if LARGEST_BESIDE_INT4 in {largest_activation(each) for each in program.weights if each.format is Format.W4A8}:
-        path["activations"] = f"int8 up to {LARGEST_BESIDE_INT4} beside codes of 4 bits"
-    if spec.precision.startswith("w4abf16"):
-        path["activations"] = "bf16, in 16 bits beside the largest of a block"
-    if any(each.stored.scales is Scales.HALF_MINIMA and each.group > SMALLEST_GROUP for each in program.weights):
-        path["minima"] = "by the groups of the checkpoint"
-    if not program.integer:
-        # Only integer formats give the same bits on every instruction set.
-        path["instruction_set"] = library.float_instruction_set()
+    notes = [f"native engine, {isa}: {spec.precision}, {rounding}{size}, {source}{cache}", *packed.notes]
     context = min(model_info.context, program.context)
     weights = ((packed.memory.address, packed.size),)
     if target_info is not None:
@@ -174,6 +157,27 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     return OpenModel(
         engine, "native", ends, notes, path, weights, threads, model.use_cores, target_info is not None, engine.reserve
     )
+
+
+def _arithmetic(program: Program, precision: str, weights: str) -> dict[str, str]:
+    """The part of the numeric path that the program decides. ``weights`` says how its weights are rounded."""
+    path = {}
+    if weights:
+        path["weights"] = weights
+    if program.cache is Cache.INT8:
+        path["cache"] = "int8, weighed in whole numbers"
+    if _is_latent(program):
+        path["attention"] = "of latent vectors" + (", kept once" if program.cache is Cache.INT8 else "")
+    if LARGEST_BESIDE_INT4 in {largest_activation(each) for each in program.weights if each.format is Format.W4A8}:
+        path["activations"] = f"int8 up to {LARGEST_BESIDE_INT4} beside codes of 4 bits"
+    if precision.startswith("w4abf16"):
+        path["activations"] = "bf16, in 16 bits beside the largest of a block"
+    if any(each.stored.scales is Scales.HALF_MINIMA and each.group > SMALLEST_GROUP for each in program.weights):
+        path["minima"] = "by the groups of the checkpoint"
+    if not program.integer:
+        # Only integer formats give the same bits on every instruction set.
+        path["instruction_set"] = library.float_instruction_set()
+    return path
 
 
 def with_cache(program: Program, spec: ModelSpec) -> Program:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.kernels.program import Activation, Format, Kind, Norm, Op, Program, Slice, Weight
+from outrider.kernels.program import ADD_RESIDUAL, Activation, Format, Kind, Norm, Op, Program, Slice, Weight
 from outrider.workers.quantising.products import rounded_linear
 from outrider.workers.quantising.recurrence import convolve, delta, scan
 from outrider.workers.quantising.routing import mix, route
@@ -67,65 +67,69 @@ class Forward:
                 _part(buffers, output).copy_(result)
 
     def _run(self, op: Op, buffers: Buffers, tokens: Tensor, watch: Watch | None) -> Tensor:
+        output = self._output(op, buffers, tokens, watch)
+        if op.kind in ADD_RESIDUAL and op.residual.buffer >= 0:
+            return output + _part(buffers, op.residual)
+        return output
+
+    def _output(self, op: Op, buffers: Buffers, tokens: Tensor, watch: Watch | None) -> Tensor:
+        """The operation's output, before its residual is added."""
         if op.kind is Kind.EMBED:
             return self._weight(op.weight)[tokens] * op.scale
         x = _part(buffers, op.input)
+        if op.kind is Kind.SELECT:
+            return x
         if op.kind is Kind.POSITION:
             positions = torch.arange(self._length) + op.integer
             return x + self._weight(op.weight)[positions].repeat(len(x) // self._length, 1)
-        if op.kind is Kind.SELECT:
-            return x
-        residual = _part(buffers, op.residual) if op.residual.buffer >= 0 else None
         if op.kind is Kind.NORM:
-            normalised = _norm(op, x, self._weight(op.weight), None if op.bias < 0 else self._weight(op.bias))
-            return normalised if residual is None else normalised + residual
+            return _norm(op, x, self._weight(op.weight), self._weight_or_none(op.bias))
+        if op.kind is Kind.LINEAR:
+            return self._product(op, op.weight, op.bias, x, watch)
+        if op.kind is Kind.HEADS:
+            return self._heads(op, x)
         if op.kind is Kind.SCALE:
             by_column = op.integer and not op.window
-            scaled = x * (self._weight(op.weight) if by_column else self._factors(op, len(x)))
-            return scaled if residual is None else scaled + residual
+            return x * (self._weight(op.weight) if by_column else self._factors(op, len(x)))
         if op.kind is Kind.XIELU:
             return _xielu(x, *self._weight(op.weight))
-        if op.kind is Kind.GATE:
-            gated = x * ACTIVATIONS[op.activation](_part(buffers, op.key))
-            return gated if residual is None else gated + residual
-        if op.kind is Kind.LINEAR:
-            product = self._product(op, op.weight, op.bias, x, watch)
-            return product if residual is None else product + residual
-        if op.kind is Kind.CONVOLVE:
-            gate_in, gate_out = (_part(buffers, part) if part.buffer >= 0 else 1.0 for part in (op.key, op.value))
-            bias = None if op.bias < 0 else self._weight(op.bias)
-            return ACTIVATIONS[op.activation](convolve(x * gate_in, self._weight(op.weight), bias, self._length)) * gate_out
-        if op.kind is Kind.DELTA:
-            key, value, gates = (_part(buffers, part) for part in (op.key, op.value, op.residual))
-            return delta(op, x, key, value, gates, self._weight(op.weight), self._weight(op.bias), self._length)
-        if op.kind is Kind.SCAN:
-            key, value, steps = (_part(buffers, part) for part in (op.key, op.value, op.residual))
-            return scan(op, x, key, value, steps, self._weight(op.weight), self._weight(op.bias), self._length)
-        if op.kind is Kind.ROUTE:
-            corrections, factors = (None if index < 0 else self._weight(index) for index in (op.weight, op.bias))
-            return route(op, x, corrections, factors)
-        if op.kind is Kind.EXPERTS:
-            return self._experts(op, x, _part(buffers, op.key), watch)
-        if op.kind is Kind.MIX:
-            mixed = mix(op, x, _part(buffers, op.key))
-            return mixed if residual is None else mixed + residual
+        if op.kind is Kind.CUT:
+            deviation, mean = torch.std_mean(x, dim=1, correction=0, keepdim=True)
+            return F.relu(x - (mean + op.scale * deviation))
         if op.kind is Kind.ROPE:
             long = op.longest and self._length > op.longest
             frequencies = self._program.weights[op.bias if long else op.weight].values
             return _rope(op, x, torch.tensor(frequencies), self._length)
-        if op.kind is Kind.HEADS:
-            return self._heads(op, x)
-        if op.kind is Kind.CUT:
-            deviation, mean = torch.std_mean(x, dim=1, correction=0, keepdim=True)
-            return F.relu(x - (mean + op.scale * deviation))
-        if op.kind in (Kind.BLEND, Kind.MATCH):
-            made = (_blend if op.kind is Kind.BLEND else _match)(op, x, _part(buffers, op.key))
-            return made if residual is None else made + residual
+        if op.kind is Kind.ROUTE:
+            return route(op, x, self._weight_or_none(op.weight), self._weight_or_none(op.bias))
+        if op.kind is Kind.CONVOLVE:
+            gate_in, gate_out = (_part(buffers, part) if part.buffer >= 0 else 1.0 for part in (op.key, op.value))
+            bias = self._weight_or_none(op.bias)
+            return ACTIVATIONS[op.activation](convolve(x * gate_in, self._weight(op.weight), bias, self._length)) * gate_out
+        key = _part(buffers, op.key)
+        if op.kind is Kind.EXPERTS:
+            return self._experts(op, x, key, watch)
+        if op.kind is Kind.MIX:
+            return mix(op, x, key)
+        if op.kind is Kind.GATE:
+            return x * ACTIVATIONS[op.activation](key)
+        if op.kind is Kind.BLEND:
+            return _blend(op, x, key)
+        if op.kind is Kind.MATCH:
+            return _match(op, x, key)
+        value = _part(buffers, op.value)
         if op.kind is Kind.ATTENTION:
-            sinks = None if op.weight < 0 else self._weight(op.weight)
-            slopes = None if op.bias < 0 else self._weight(op.bias)
-            return _attention(op, x, _part(buffers, op.key), _part(buffers, op.value), self._length, sinks, slopes)
+            sinks, slopes = self._weight_or_none(op.weight), self._weight_or_none(op.bias)
+            return _attention(op, x, key, value, self._length, sinks, slopes)
+        gates = _part(buffers, op.residual)
+        if op.kind is Kind.DELTA:
+            return delta(op, x, key, value, gates, self._weight(op.weight), self._weight(op.bias), self._length)
+        if op.kind is Kind.SCAN:
+            return scan(op, x, key, value, gates, self._weight(op.weight), self._weight(op.bias), self._length)
         raise ValueError(f"{op.kind} has no output")
+
+    def _weight_or_none(self, index: int) -> Tensor | None:
+        return None if index < 0 else self._weight(index)
 
     def _weight(self, index: int) -> Tensor:
         return _stacked(self._program.weights[index], self._tensors)

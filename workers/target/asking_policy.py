@@ -125,7 +125,7 @@ class AskingPolicy:
         def seconds(tokens: int) -> float:
             return self.verify_seconds(tokens, forecast.context) + forecast.drafting
 
-        counts = fill_slots(reaches.tolist(), seconds, fed=fed, depth=0, gains=gains.tolist()).counts
+        counts = fill_slots(reaches.tolist(), seconds, fed=fed, drafted=False, gains=gains.tolist()).counts
         return [
             _cut(proposal, count) if proposal.reaches else proposal
             for proposal, count in zip(proposals, counts, strict=True)
@@ -284,7 +284,7 @@ class AskingPolicy:
         elif better:
             both = [found[at] if at in better else each for at, each in enumerate(made)]
             # The draft's time is added by ``_forecast``.
-            counts = fill_slots(both, self._seconds_with_context(rows), fed=_fed(rows), depth=0).counts
+            counts = fill_slots(both, self._seconds_with_context(rows), fed=_fed(rows), drafted=False).counts
         else:
             counts = wanted.counts
         kept = {at: each for at, each in _taken(found, counts).items() if at in better}

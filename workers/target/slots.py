@@ -58,21 +58,19 @@ def fill_slots(
     draft_cost: DraftCost = NO_DRAFT,
     kind: LayoutKind = LayoutKind.SEQUENTIAL,
     fed: int = 0,
-    depth: int | None = None,
+    drafted: bool = True,
     gains: Reaches | None = None,
 ) -> Filled:
     """The filling with the most tokens a second. A pass without candidates feeds ``fed`` tokens (0: one for each row).
 
     A candidate's expected gain is its reach, or that of ``gains``. A draft makes its candidates in steps, each for all rows
-    that go on, so the best filling is computed for each number of steps; ``depth`` fixes that number, and is 0 for
-    candidates that exist already.
+    that go on, so the best filling is computed for each number of steps. Not ``drafted``: the candidates exist already.
     """
     rows = len(reaches)
     fed = fed or rows
-    if rows == 1 and (depth == 0 or (depth is None and kind is LayoutKind.SEQUENTIAL)):
-        return _fill_one(reaches[0], (gains or reaches)[0], pass_seconds, None if depth == 0 else draft_cost, fed)
+    if rows == 1 and (not drafted or kind is LayoutKind.SEQUENTIAL):
+        return _fill_one(reaches[0], (gains or reaches)[0], pass_seconds, draft_cost if drafted else None, fed)
     table = side_by_side(reaches)
-    columns = table.shape[1]
     # Flattened by position, then by row: the stable sort keeps equal reaches of one row in their order.
     flat = table.T.ravel()
     order = np.argsort(-flat, kind="stable")[: min(np.count_nonzero(flat), max(MOST_SLOTS, rows))]
@@ -81,23 +79,15 @@ def fill_slots(
     if not len(order):
         return plain
     ranked, positions = flat[order], order // rows
-    depths = range(1, int(positions.max()) + 2) if depth is None else (depth,)
-    taken = positions < np.array(depths if depth is None else [columns])[:, None]
+    # Numbers of draft steps, and with each of them which candidates there are.
+    steps = range(1, int(positions.max()) + 2) if drafted else range(1)
+    taken = positions < np.array(steps)[:, None] if drafted else np.ones((1, len(order)), bool)
     slots = np.cumsum(taken, axis=1)
     gained = ranked if gains is None else side_by_side(gains).T.ravel()[order]
     tokens = rows + np.cumsum(np.where(taken, gained, 0.0), axis=1)
     seconds = seconds_by_slots[slots]
-    if kind is LayoutKind.SEQUENTIAL:
-        # The draft's time is added to that of the pass.
-        seconds += np.array([float(round_seconds(kind, 0.0, draft_cost, each, 0.0, rows * each)) for each in depths])[
-            :, None
-        ]
-        if draft_cost.row and depth is None:
-            seconds += draft_cost.row * slots
-    else:
-        for at, each in enumerate(depths):
-            hit = float(np.prod(table[:, each - 1])) if each else 1.0
-            seconds[at] = round_seconds(kind, seconds[at], draft_cost, each, hit, rows * each - slots[at])
+    if drafted:
+        _add_drafting(seconds, slots, steps, kind, draft_cost, table)
     rates = tokens / seconds
     best = int(np.argmax(rates))
     which, last = divmod(best, len(order))
@@ -112,6 +102,27 @@ def fill_slots(
         plain.rate,
         max(0.0, float(seconds_by_slots[filled] - seconds_by_slots[0])) / filled,
     )
+
+
+def _add_drafting(
+    seconds: NDArray[np.float64],
+    slots: NDArray[np.int64],
+    steps: range,
+    kind: LayoutKind,
+    draft_cost: DraftCost,
+    reaches: NDArray[np.float64],
+) -> None:
+    """Adds the draft's time to ``seconds`` [number of steps, candidates] of a pass; ``slots`` has their numbers."""
+    rows = len(reaches)
+    if kind is LayoutKind.SEQUENTIAL:
+        drafting = [float(round_seconds(kind, 0.0, draft_cost, count, 0.0, rows * count)) for count in steps]
+        seconds += np.array(drafting)[:, None]
+        if draft_cost.row:
+            seconds += draft_cost.row * slots
+        return
+    for at, count in enumerate(steps):
+        hit = float(np.prod(reaches[:, count - 1]))
+        seconds[at] = round_seconds(kind, seconds[at], draft_cost, count, hit, rows * count - slots[at])
 
 
 def _fill_one(
@@ -172,7 +183,7 @@ def _usual_chance(reaches: Sequence[float], count: int) -> float:
 
 def worth_verifying(reaches: Reaches, pass_seconds: PassSeconds, fed: int = 0) -> list[int]:
     """How many of each row's existing candidates to verify; none where they gain too little."""
-    filled = fill_slots(reaches, pass_seconds, fed=fed, depth=0)
+    filled = fill_slots(reaches, pass_seconds, fed=fed, drafted=False)
     return filled.counts if filled.rate >= LEAST_GAIN * filled.plain_rate else [0] * len(reaches)
 
 
