@@ -295,7 +295,7 @@ def run(
 def _text_of(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
-        raise UsageError(f"a path must be a text or a pathlib.Path, got {shown(path)}")
+        raise UsageError(f"a path must be a text or a pathlib.Path, got {shown(path, of_python=True)}")
     return str(home_read(text))
 
 
@@ -303,7 +303,7 @@ def _path_of(path: str | os.PathLike[str]) -> Path:
     """A path that is not an option of ``JobSpec``, and so is not checked with the options."""
     text = _text_of(path)
     if "\0" in text:
-        raise UsageError(f"a path holds no NUL, got {shown(text)}")
+        raise UsageError(f"a path holds no NUL, got {shown(text, of_python=True)}")
     return Path(text)
 
 

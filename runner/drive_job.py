@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from outrider.runner import continued
 from outrider.runner.counted import counted
 from outrider.runner.hosts.ray_restart import check_worth_another
 from outrider.runner.hosts.ray_start import joined_ray
@@ -133,7 +134,8 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
             ),
         ):
             try:
-                driver.run()
+                with continued.counted():
+                    driver.run()
             except RayLostError as lost:
                 if driver.draining:
                     display.say(str(lost))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
 LONGEST_SHOWN = 60
 OWN = "Value error, "
+# What Python writes otherwise than JSON and YAML do, in which nearly all values are given.
+WORDS: Mapping[object, str] = {True: "true", False: "false", None: "null"}
 
 # By pydantic's error type; braces are filled from the error's context.
 MUST = {
@@ -38,7 +40,7 @@ MUST = {
 }
 
 
-def must(error: ErrorDetails) -> str:
+def must(error: ErrorDetails, of_python: bool = False) -> str:
     """``must …, got …``; a ValueError of our own validators holds the text between the two."""
     kind, limits = error["type"], error.get("ctx", {})
     if kind == "too_long":
@@ -50,7 +52,7 @@ def must(error: ErrorDetails) -> str:
     else:
         # No field of ours has such an error today; one that gets it some day is still reported in a sentence.
         wanted = f"be otherwise ({error['msg']})"
-    return f"must {wanted}, got {shown(error['input'])}"
+    return f"must {wanted}, got {shown(error['input'], of_python)}"
 
 
 def _spelled(limit: Any) -> str:
@@ -67,19 +69,20 @@ def where(error: ErrorDetails) -> str:
     return f'"{short(str(first))}"{steps}'
 
 
-def shown(value: object) -> str:
-    """A value as Python writes it, short enough for a sentence."""
+def shown(value: object, of_python: bool = False) -> str:
+    """A value as Python writes it, short enough for a sentence. ``of_python``: ``True`` was given as that, not as JSON's
+    ``true``."""
     if isinstance(value, tuple):  # an option of values separated by commas
         return short(", ".join(map(str, value)))
     text = ""
-    for piece in _pieces(value):
+    for piece in _pieces(value, {} if of_python else WORDS):
         text += piece
         if len(text) > LONGEST_SHOWN:
             break
     return short(text)
 
 
-def _pieces(value: object) -> Iterator[str]:
+def _pieces(value: object, words: Mapping[object, str]) -> Iterator[str]:
     """``repr``, piece by piece: by a few aliases of YAML a list has billions of entries."""
     if isinstance(value, str):
         yield repr(value[:LONGEST_SHOWN])
@@ -87,16 +90,18 @@ def _pieces(value: object) -> Iterator[str]:
         yield "["
         for index, each in enumerate(value):
             yield ", " if index else ""
-            yield from _pieces(each)
+            yield from _pieces(each, words)
         yield "]"
     elif isinstance(value, dict):
         yield "{"
         for index, (name, each) in enumerate(value.items()):
             yield ", " if index else ""
-            yield from _pieces(name)
+            yield from _pieces(name, words)
             yield ": "
-            yield from _pieces(each)
+            yield from _pieces(each, words)
         yield "}"
+    elif value is None or isinstance(value, bool):
+        yield words.get(value, repr(value))
     else:
         yield repr(value)
 

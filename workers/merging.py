@@ -19,6 +19,7 @@ from outrider.workers.models.adapter import FLOATS, Adapter, Change
 from outrider.workers.models.files import SETTINGS, TEMPLATE_SUFFIX, holds_tokenizer, read_json, sync
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.mlx import KEY as OF_MLX
+from outrider.workers.models.formats.other_names import HEAD, OTHER_HEADS
 from outrider.workers.models.formats.raw import TYPES, RawTensors, to_float32
 from outrider.workers.models.formats.section import KEY, names_of_layer
 from outrider.workers.models.headers import Entry, quoted, read_entries, safetensors_of
@@ -29,7 +30,6 @@ CONFIG = "config.json"
 SUFFIX = ".unfinished"
 # The ends of embeddings' names. A model with tied embeddings uses that matrix as its LM head, too.
 EMBEDDINGS = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "embed_in", "word_embeddings", "embeddings"))
-HEAD = "lm_head.weight"
 # Families that store the transpose of a linear layer's matrix: [inputs, outputs] (transformers' Conv1D).
 TRANSPOSED = ("gpt2", "openai-gpt")
 # So many rows of a matrix are merged at a time.
@@ -72,7 +72,7 @@ def check_mergeable(base: Path, adapter: Adapter) -> MergePlan:
     if not files:
         raise ModelError(f"{base} holds no safetensors, and adapters are merged into safetensors only")
     stored = read_entries(base, files)
-    tied = not any(name.endswith(HEAD) for name in stored)
+    tied = not any(map(_is_head, stored))
     found = {name: _entry(stored, adapter, name) for name in (*map(weight_of, adapter.changes), *adapter.whole)}
     of_tokens = {weight_of(change) for change in adapter.changes if change.embedding}
     for name in found:
@@ -90,11 +90,18 @@ def check_mergeable(base: Path, adapter: Adapter) -> MergePlan:
     return plan
 
 
+def _is_head(name: str) -> bool:
+    """Whether a tensor is the LM head. The other names are also ends of names of layers' matrices."""
+    return name.endswith(HEAD) or (language_name(name) or name) in OTHER_HEADS
+
+
 def _check_copies(stored: Mapping[str, Entry], adapter: Adapter, tied: bool) -> None:
     model, own = RawTensors(stored), RawTensors(adapter.copies)
     try:
         for name, entry in adapter.copies.items():
-            of_model = next((each for each in stored if each.endswith(EMBEDDINGS)), name) if tied and name == HEAD else name
+            of_model = (
+                next((each for each in stored if each.endswith(EMBEDDINGS)), name) if tied and _is_head(name) else name
+            )
             tensor = _entry(stored, adapter, of_model)
             _check_shape(adapter, name, entry.shape, tensor)
             of_model = next(each for each in stored if stored[each] is tensor)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import outrider
+from outrider.runner import continued
 from outrider.runner.bench.plot import check_plot, plot
 from outrider.runner.bench.table import (
     Measured,
@@ -97,7 +98,7 @@ def bench(spec: BenchSpec) -> None:
     modes = (PLAIN, ASSISTED) if spec.compare else setup.modes
     machine = read_topology()
     actors = 1 if setup.draft_model is None else 2
-    with local_ray(len(machine.usable_cores), ray_resources(machine), actors=actors) as lost:
+    with continued.counted(), local_ray(len(machine.usable_cores), ray_resources(machine), actors=actors) as lost:
         while True:
             try:
                 plan = _plan_pair(spec, setup, machine, say)
@@ -160,7 +161,7 @@ def _measure_all(
         for role, report in pair.reports.items():
             for note in (*report.notes, *report.pinned["warnings"], *report.differences):
                 say(f"{role}: {note}")
-        ask = _Asker(spec, pair)
+        ask = _Asker(spec, pair, say)
         shortest = min(setup.examples, key=lambda example: len(example.prompt))
         room = setup.target.context - len(shortest.prompt)
         warm_up = replace(shortest, new_tokens=min(WARM_UP_TOKENS, room))
@@ -189,12 +190,22 @@ def _choose_layout(ask: _Asker, pair: Pair, example: Example, say: Callable[[str
 
 
 class _Asker:
-    def __init__(self, spec: BenchSpec, pair: Pair) -> None:
+    def __init__(self, spec: BenchSpec, pair: Pair, say: Callable[[str], None]) -> None:
         self._spec = spec
         self._pair = pair
+        self._say = say
         self._key = 0
 
     def __call__(self, example: Example, number: int, mode: str) -> Measured:
+        """An answer, from a time in which nobody stopped the benchmark: the pair may have been stopped with it."""
+        while True:
+            before = continued.times()
+            made = self._measured(example, number, mode)
+            if continued.times() == before:
+                return made
+            self._say("the benchmark was stopped for a while: what was measured just then is measured again")
+
+    def _measured(self, example: Example, number: int, mode: str) -> Measured:
         self._key += 1
         spec = self._spec
         sampling = Sampling(

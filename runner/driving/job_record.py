@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from outrider.runner import continued
 from outrider.runner.driving import schedule_events
 from outrider.runner.driving.partial_results import PartialResults
 from outrider.runner.driving.replica import Replica
@@ -19,6 +20,9 @@ from outrider.runner.report.counters import FROM_TARGETS, JobCounters
 from outrider.runner.report.statistics import SECONDS_BETWEEN_SAVES, SECONDS_BETWEEN_SAVES_WITH_ROWS, JobStatistics
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.messages import Harvest, Row, TargetCounters, WorkerReport
+
+# The driver comes by at least this often; if it did not, and was continued meanwhile, it had been stopped.
+TURN_SECONDS = 0.5
 
 
 class JobRecord:
@@ -45,6 +49,8 @@ class JobRecord:
         self.counters.pace = self._statistics.pace
         # The job's seconds count from here: the time of loading models is not part of its speed.
         self._first_up: float | None = None
+        self._looked_at = 0.0
+        self._continued = 0
         self._pinning_saved_at = -math.inf
         # False while ended rows are counted but not journalled yet.
         self._all_recorded = True
@@ -119,7 +125,8 @@ class JobRecord:
         self.actor_is_up(replica, "target", report)
         self._statistics.started(replica.number, self._now())
         if self._first_up is None:
-            self._first_up = time.monotonic()
+            self._first_up = self._looked_at = time.monotonic()
+            self._continued = continued.times()
 
     def actor_is_up(self, replica: Replica, role: str, report: WorkerReport) -> None:
         """Keep an actor's numeric path and pinning, and note where they differ from what was planned."""
@@ -157,8 +164,15 @@ class JobRecord:
             self._save_partial_tokens()
 
     def _update_seconds(self) -> None:
-        if self._first_up is not None:
-            self.counters.seconds = time.monotonic() - self._first_up
+        if self._first_up is None:
+            return
+        now = time.monotonic()
+        if (times := continued.times()) != self._continued:
+            # A stop (Ctrl-Z) is a pause like one between two runs of the job.
+            self._continued = times
+            self._first_up += max(0.0, now - self._looked_at - TURN_SECONDS)
+        self._looked_at = now
+        self.counters.seconds = now - self._first_up
 
     def _update_pace(self) -> None:
         counters = self.counters

@@ -30,7 +30,7 @@ def write_lines(rows: object, file: IO[bytes], skip_bad: bool = False) -> str:
     if isinstance(rows, set | frozenset):
         raise UsageError("the input is a set, whose order differs from run to run; give sorted(rows)")
     if isinstance(rows, bytes) or not isinstance(rows, Iterable):
-        raise UsageError(f"the input must be a path or rows (dicts or prompts), got {shown(rows)}")
+        raise UsageError(f"the input must be a path or rows (dicts or prompts), got {shown(rows, of_python=True)}")
     digest = hashlib.sha256()
     bad = 0
     shown_bad: list[str] = []
@@ -57,7 +57,11 @@ def _line(row: object) -> tuple[bytes, str]:
         row = {"prompt": row}
     if not isinstance(row, Mapping):
         # An object's repr may contain its address, but the same rows have to make the same lines.
-        got = shown(row) if row is None or isinstance(row, int | float | bytes) else f"one of type {type(row).__name__}"
+        got = (
+            shown(row, of_python=True)
+            if row is None or isinstance(row, int | float | bytes)
+            else f"one of type {type(row).__name__}"
+        )
         return _unencodable({}, f"must be a dict or a prompt, got {got}")
     try:
         return _json(dict(row)) + b"\n", ""

@@ -163,8 +163,9 @@ def build_options(
         name = str(first["loc"][0])
         if first["type"] == "missing":
             raise UsageError(f"{flag_of(kind, name)} is missing: {option_of(kind.model_fields[name]).if_missing}") from None
-        where = f"{config_file}: {name}" if name in from_file and name not in options else flag_of(kind, name)
-        raise UsageError(f"{where}: {must(first)}") from None
+        of_file = name in from_file and name not in options
+        where = f"{config_file}: {name}" if of_file else flag_of(kind, name)
+        raise UsageError(f"{where}: {must(first, of_python=not of_file)}") from None
     made.check()
     return made
 

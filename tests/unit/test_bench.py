@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,6 +16,7 @@ from fakes import END, FakeEngine, Nonsense, hashed
 from test_verifier import finish, verifier
 from typer.testing import CliRunner
 
+from outrider.runner import continued
 from outrider.runner import run_job as running
 from outrider.runner.bench import bench as bench_module
 from outrider.runner.bench.plot import check_plot, plot
@@ -361,10 +365,33 @@ def test_answers_are_as_long_as_asked_unless_they_may_end(
 ) -> None:
     spec = options(monkeypatch, *(["--stop-at-end"] if stop_at_end else []))
     pair: Any = FakePair()
-    ask = bench_module._Asker(spec, pair)
+    ask = bench_module._Asker(spec, pair, print)
     row = ask(bench_module.Example((1, 2, 3), 9), 1, bench_module.PLAIN)
     assert row.new_tokens == tokens
     assert f"| {tokens} |" in " ".join(table([row]).split())
+
+
+def test_what_was_measured_while_the_benchmark_was_stopped_is_measured_again() -> None:
+    """Ctrl-Z for a minute made an example a minute slower."""
+    keys: list[int] = []
+    said: list[str] = []
+
+    class Stopped(FakePair):
+        def answer(self, row: Row) -> RowResult:
+            keys.append(row.key)
+            if len(keys) == 1:  # what the kernel sends where a stopped process goes on
+                os.kill(os.getpid(), signal.SIGCONT)
+            return replace(super().answer(row), seconds=60.0 if len(keys) == 1 else 1.0)
+
+    pair: Any = Stopped()
+    before = signal.getsignal(signal.SIGCONT)
+    with continued.counted():
+        ask = bench_module._Asker(BenchSpec(), pair, said.append)
+        assert ask(bench_module.Example((1, 2, 3), 9), 1, bench_module.PLAIN).total_seconds == 1.0
+    assert keys == [1, 2] and said == [
+        "the benchmark was stopped for a while: what was measured just then is measured again"
+    ]
+    assert signal.getsignal(signal.SIGCONT) == before
 
 
 def test_cores_lost_to_another_run_are_waited_for(
@@ -425,6 +452,6 @@ def test_end_tokens_end_an_answer_only_where_that_is_asked_for(stop: bool, ends:
         def peak_bytes(self) -> int:
             return 1
 
-    ask = bench_module._Asker(BenchSpec(stop_at_end=stop), Told())  # type: ignore[arg-type]
+    ask = bench_module._Asker(BenchSpec(stop_at_end=stop), Told(), print)  # type: ignore[arg-type]
     assert ask(bench_module.Example((1,), 9), 0, "plain").new_tokens == 2
     assert asked[0].sampling.end_tokens == ends

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +15,7 @@ import pytest
 from driver_world import PLAN, REPORT, REQUEST
 from rich.console import Console
 
+from outrider.runner import continued
 from outrider.runner.driving import job_record
 from outrider.runner.driving.job_record import JobRecord
 from outrider.runner.driving.replica import Replica
@@ -39,6 +42,9 @@ class SteadyJob:
         # What else happens, by the seconds of a driver's life.
         self.meanwhile: Callable[[JobRecord, float], None] = lambda record, seconds: None
         monkeypatch.setattr(job_record, "time", SimpleNamespace(monotonic=lambda: self._now))
+
+    def pass_by(self, seconds: float) -> None:
+        self._now += seconds
 
     def live(self, seconds: float, held: int = 1) -> JobRecord:
         """A driver for so long, or until all rows have ended; it keeps what is due, and is gone without a word."""
@@ -116,6 +122,32 @@ def test_a_killed_driver_has_spent_the_time_of_the_tokens_that_it_leaves(
     series = Series.restored(COLUMNS, account["replicas"]["0"]["series"])
     most = max(tokens for tokens, *_ in series.points)
     assert most == pytest.approx(40.0 * series.interval), "no second counts twice"
+
+
+@pytest.mark.parametrize("continued_by", ["SIGCONT", ""])
+def test_a_stop_by_ctrl_z_is_no_time_of_the_job(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, continued_by: str
+) -> None:
+    """A driver that has merely come by late, on a busy machine, has used that time."""
+    fill(journal, 1200)
+    job = SteadyJob(journal, monkeypatch)
+    paused = []
+
+    def pause(record: JobRecord, seconds: float) -> None:
+        if seconds == 10.0:
+            job.pass_by(45.0)
+            paused.append(seconds)
+            if continued_by:
+                os.kill(os.getpid(), signal.Signals[continued_by])
+
+    job.meanwhile = pause
+    with continued.counted():
+        job.live(1000.0).save_all()
+    assert paused == [10.0]
+    summary = summarize(journal)
+    # Of the pause what the driver usually takes for a turn counts.
+    expected = 60.0 + (job_record.TURN_SECONDS if continued_by else 45.0)
+    assert (summary["tokens"], summary["seconds"]) == (ROWS * 1200, expected)
 
 
 def test_a_driver_that_is_killed_when_all_rows_have_ended_leaves_what_they_took(

@@ -29,7 +29,7 @@ RAY_IN_WORKERS = {
 # The levels of each layer, the lowest first: packages, and modules outside of them. Those on one level may know each other.
 LEVELS = {
     "runner": [
-        {"backlog", "counted", "exit_codes", "options", "printable", "progress", "run_arguments"}
+        {"backlog", "continued", "counted", "exit_codes", "options", "printable", "progress", "run_arguments"}
         | {"process_exit", "safe_path", "streams", "writable", "pool_of_one", "small_file", "template", "temporary_file"}
         | {"validation_errors"},
         {"planning"},

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from outrider.runner.cli.main import app
+from outrider.workers.models.formats.other_names import OTHER_HEADS
 from outrider.workers.models.model_info import read_model_info
 
 FIXTURES = Path(__file__).parents[1] / "support" / "tiny_adapter"
@@ -200,6 +202,31 @@ def test_tensors_that_do_not_fit_are_refused(
     code, found = run(adapter, tmp_path / "out")
     assert code != 0 and said in found
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("head", OTHER_HEADS)
+def test_a_head_by_another_name_is_no_tied_one(
+    head: str, place: Callable[[str], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """GPT-NeoX's, BioGPT's and ModernBERT's own heads were overlooked, and adapters of their embeddings refused."""
+    model, adapter = place("patterns")
+    change_tensors(model / "model.safetensors", lambda each: each.update({head: each.pop("lm_head.weight")}))
+    copied = f"base_model.model.{head}"
+    change_tensors(adapter / "adapter_model.safetensors", lambda each: each.update({copied: each.pop(HEAD)}))
+    configure(adapter, modules_to_save=[head.removesuffix(".weight")])
+    assert run(adapter, tmp_path / "out") == (0, ANY)
+    merged, expected = (
+        load_file(tmp_path / "out" / "model.safetensors"),
+        load_file(FIXTURES / "patterns" / "merged.safetensors"),
+    )
+    assert not torch.equal(merged[OF_TOKENS], load_file(model / "model.safetensors")[OF_TOKENS])
+    torch.testing.assert_close(merged[OF_TOKENS], expected[OF_TOKENS], rtol=0.0, atol=2.0**-7)
+    # A layer's matrix of such a name is none.
+    change_tensors(
+        model / "model.safetensors", lambda each: each.update({f"model.layers.0.attention.{head}": each.pop(head)})
+    )
+    change_tensors(adapter / "adapter_model.safetensors", lambda each: each.pop(copied))
+    assert "tied to the LM head" in run(adapter, tmp_path / "other")[1]
 
 
 def test_models_into_which_nothing_is_merged(place: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:

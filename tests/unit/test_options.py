@@ -93,7 +93,7 @@ def test_options_go_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> 
         ("input: a\nassisted: 0\n", "FILE: assisted: must be true or false, got 0"),
         ("input: a\nassisted: false\ndraft: x\n", "--no-assisted runs without a draft, --draft x with one: leave out one"),
         ("input: a\njson: true\n", 'FILE: unknown key "json"; known are'),
-        ("input: a\nmax-tokens: yes\n", "FILE: max_tokens: must be a whole number, got True"),
+        ("input: a\nmax-tokens: yes\n", "FILE: max_tokens: must be a whole number, got true"),
         ("input: a\nseed: 1\nseed: 2\n", '--config: FILE is not valid YAML: the key "seed" stands twice'),
         (
             "input: a\nmax-tokens: 8\nmax_tokens: 64\n",

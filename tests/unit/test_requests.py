@@ -155,7 +155,7 @@ def test_the_forms_of_logprobs(entry: dict[str, Any], count: int | None) -> None
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (completion(logprobs=True), '"logprobs" must be a whole number from 0 to 20, got True'),
+        (completion(logprobs=True), '"logprobs" must be a whole number from 0 to 20, got true'),
         (completion(logprobs=21), '"logprobs" must be a whole number from 0 to 20, got 21'),
         (
             completion(logprobs=1, top_logprobs=1),

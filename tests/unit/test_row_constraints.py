@@ -77,7 +77,7 @@ def test_what_is_asked_for(fields: dict[str, Any], found: dict[str, Any] | None)
             {"response_format": {"type": "json_schema"}},
             '"json_schema" must be an object with a "schema"',
         ),
-        (by_format(schema=None), r'"schema" must be an object, got None'),
+        (by_format(schema=None), r'"schema" must be an object, got null'),
         (by_format(strict="yes"), r'"strict" must be true or false, got'),
         (by_format(more=1), '^"json_schema": unknown key "more"; remove it$'),
         ({**by_format(), "structured_outputs": {"regex": "a"}}, "both constrain the answer; give one"),

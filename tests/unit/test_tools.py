@@ -105,7 +105,7 @@ def test_models_read_functions_in_the_order_that_they_know() -> None:
         ({"tools": {}}, r'^"tools" must be a list of tools such as \{"type": "function"'),
         ({"tools": ["get"]}, r"^tools\[0\] must be an object such as"),
         ({"tools": [{"type": "custom"}]}, r"""^tools\[0\]: "type" must be function, got 'custom'"""),
-        ({"tools": [{"type": "function"}]}, r'^tools\[0\]: "function" must be an object with a "name", got None'),
+        ({"tools": [{"type": "function"}]}, r'^tools\[0\]: "function" must be an object with a "name", got null'),
         ({"tools": [{**GET, "cache": 1}]}, r'^"tools\[0\]": unknown key "cache"; remove it'),
         ({"tools": [GET, tool("x", returns={})]}, r'^"tools\[1\].function": unknown key "returns"; remove it'),
         ({"tools": [tool("get it")]}, r"""^tools\[0\].function: "name" must be 1 to 64 letters, .* got 'get it'"""),

@@ -37,13 +37,21 @@ def check(sentence: str) -> None:
 
 def test_a_value_is_shown_by_its_beginning_however_much_it_stands_for() -> None:
     for value in WRONG:
-        assert shown(value) == short(repr(value))
+        assert shown(value, of_python=True) == short(repr(value))
     by_aliases: list[Any] = ["x"]
     for _ in range(80):
         by_aliases = [by_aliases, by_aliases]
     assert shown(by_aliases) == "[" * 57 + "..."
     by_aliases.append(by_aliases)
     assert shown({"a": by_aliases}).startswith("{'a': [[[")
+
+
+def test_true_is_shown_as_it_was_given() -> None:
+    value = [True, {"a": False, None: 1}, "True", None, 1, 0]
+    assert shown(value) == "[true, {'a': false, null: 1}, 'True', null, 1, 0]"
+    assert shown(value, of_python=True) == repr(value)
+    with pytest.raises(RowError, match=r'^"max_tokens" must be a whole number, got true$'):
+        parse_simple({"prompt": "x", "max_tokens": True}, 1)
 
 
 @pytest.mark.one_in(4)
@@ -85,8 +93,8 @@ def test_every_field_of_a_message(field: str) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ([{"type": "text", "text": None}], 'messages[0].content[0]: "text" must be a text, got None'),
-        ([{"type": "text"}], 'messages[0].content[0]: "text" must be a text, got None'),
+        ([{"type": "text", "text": None}], 'messages[0].content[0]: "text" must be a text, got null'),
+        ([{"type": "text"}], 'messages[0].content[0]: "text" must be a text, got null'),
         ([{"type": "text", "text": {"a": 1}}], """messages[0].content[0]: "text" must be a text, got {'a': 1}"""),
         (
             [{"type": "text", "text": "a"}, {"type": "text", "text": 5}],
@@ -96,10 +104,10 @@ def test_every_field_of_a_message(field: str) -> None:
             [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}],
             """messages[0].content[1]: only parts of the "type" "text" are supported, got 'image_url'""",
         ),
-        ([{"text": "a"}], 'messages[0].content[0]: only parts of the "type" "text" are supported, got None'),
+        ([{"text": "a"}], 'messages[0].content[0]: only parts of the "type" "text" are supported, got null'),
         ([{"type": "text", "text": "a", "cache": 1}], 'messages[0].content[0]: unknown key "cache"; remove it'),
         (["a"], """messages[0].content[0] must be an object such as {"type": "text", "text": …}, got 'a'"""),
-        (None, 'messages[0]: "content" must be a text or a list of parts, got None'),
+        (None, 'messages[0]: "content" must be a text or a list of parts, got null'),
         ({"type": "text"}, """messages[0]: "content" must be a text or a list of parts, got {'type': 'text'}"""),
     ],
 )
