@@ -98,6 +98,15 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
     """Run the pending rows, and write the job's files; True if it was stopped before all of them had ended."""
     journal = prepared.journal
 
+    def in_place(step: Callable[[], object]) -> Callable[[], object]:
+        """The step, where the directory is still this job's: one of that name may be another's by now."""
+
+        def checked() -> None:
+            journal.check_in_place()
+            step()
+
+        return checked
+
     def agree_on_path(path: dict[str, str]) -> None:
         kept = journal.meta("numeric_path")
         if kept is None:
@@ -128,9 +137,9 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
                 display.say,
                 lambda: _close(trace, display),
                 # Also after an error, so that the rows that are done can be read.
-                lambda: write_results(journal, directory),
-                lambda: describe(directory, journal, _run_details(driver)),
-                lambda: write_report(journal, directory, running=False),
+                in_place(lambda: write_results(journal, directory)),
+                in_place(lambda: describe(directory, journal, _run_details(driver))),
+                in_place(lambda: write_report(journal, directory, running=False)),
             ),
         ):
             try:
@@ -151,16 +160,18 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
 def _always_afterwards(say: Callable[[str], None], *steps: Callable[[], object]) -> Iterator[None]:
     """Take these steps after the block, also when it raises.
 
-    The block's own error is the one that is raised: a step that fails after it (often by the same full disk) is a note.
+    The block's own error is the one that is raised: a step that fails after it (often by the same full disk) is a note,
+    unless it fails by that error itself.
     """
     try:
         yield
-    except BaseException:
+    except BaseException as first:
         for step in steps:
             try:
                 step()
             except (OutriderError, OSError) as error:
-                say(f"note: {error}")
+                if str(error) != str(first):
+                    say(f"note: {error}")
         raise
     for step in steps:
         step()

@@ -22,6 +22,7 @@ PRIMARY = 0xFF
 # A full disk, or too many open files: another try may succeed.
 MOMENTARY = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 WHAT_TO_DO = "put back a copy of it, or begin the job anew in another directory with --out"
+WHERE_TO_GO_ON = "put it back and run the job again, or go on in its new place with --out"
 # SQL: whether a record fits its row: JSON on one line, of the row's id, with an answer (done) or an error (failed).
 WHOLE = """
     CASE WHEN typeof(record) = 'text' AND json_valid(record) THEN
@@ -72,7 +73,7 @@ def _is_damage(error: sqlite3.DatabaseError) -> bool:
 
 def without_advice(error: OutriderError) -> str:
     """The error without our advice, for callers that give their own (the batch server)."""
-    return str(error).removesuffix(f"; {WHAT_TO_DO}")
+    return str(error).removesuffix(f"; {WHAT_TO_DO}").removesuffix(f"; {WHERE_TO_GO_ON}")
 
 
 def damaged(path: Path, what: str) -> JobDamagedError:
@@ -81,6 +82,10 @@ def damaged(path: Path, what: str) -> JobDamagedError:
 
 def gone(path: Path) -> JobDamagedError:
     return JobDamagedError(f"{path} is not there, or empty; {WHAT_TO_DO}")
+
+
+def moved(path: Path) -> JobDamagedError:
+    return JobDamagedError(f"{path} was moved, removed or replaced while the job ran; {WHERE_TO_GO_ON}")
 
 
 def parsed(path: Path, text: Any, what: str, kind: type | tuple[type, ...] = object) -> Any:

@@ -188,6 +188,8 @@ class Journal:
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
+        # Of a journal that is written; None: it is only read.
+        self._file: tuple[int, int] | None = None
         with self._translated():
             if read_only:
                 self._db = reading.connect(path)
@@ -210,6 +212,8 @@ class Journal:
                 if self._has_table("rows"):
                     for table in LATER_TABLES:
                         self._db.execute(table)
+                found = path.stat()
+                self._file = (found.st_dev, found.st_ino)
             # A journal that is only read may be of an older outrider, and lack these tables.
             self.carries = self._has_table("carried")
             self._has_earlier_errors = self._has_table("earlier_errors")
@@ -232,8 +236,25 @@ class Journal:
         with damage.translated(self.path):
             yield
 
+    def check_in_place(self) -> None:
+        """Refuse to go on where the file is no longer at its path: nobody would find there what is done.
+
+        Where another job was begun at the path meanwhile, its files would be written over.
+        """
+        if self._file is None:
+            return
+        try:
+            found = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise damage.moved(self.path) from None
+        except OSError:  # not known; SQLite says what is wrong
+            return
+        if (found.st_dev, found.st_ino) != self._file:
+            raise damage.moved(self.path)
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self.check_in_place()
         with self._translated(), transaction(self._db):
             yield self._db
 

@@ -48,7 +48,15 @@ from outrider.runner.report.display import Display
 from outrider.runner.report.report import report_of
 from outrider.runner.run_job import run_job
 from outrider.runner.writable import check_new_folder
-from outrider.workers.errors import JobChangedError, JobError, JobHeldError, OutriderError, PlacementError, UsageError
+from outrider.workers.errors import (
+    JobChangedError,
+    JobDamagedError,
+    JobError,
+    JobHeldError,
+    OutriderError,
+    PlacementError,
+    UsageError,
+)
 from outrider.workers.models.digests import KIND
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.model_memory import ModelMemory
@@ -822,6 +830,37 @@ def test_a_job_that_is_told_twice_to_end_finishes_what_is_under_way(
     assert len(Path("job/results.jsonl").read_text().splitlines()) == outcome.summary["done"]
     assert Path("ended").read_text() == "130\n"
     assert len([each for each in heard.said if "finishing the rows under way" in each]) == 1
+
+
+@pytest.mark.parametrize("begun_anew", [False, True], ids=["moved", "and begun anew"])
+def test_a_job_whose_directory_is_moved_ends_and_writes_into_no_other(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, begun_anew: bool
+) -> None:
+    """It ran to its end for nobody; its results were written over those of a job that was begun there meanwhile."""
+    record, moved = Journal.record, list[int]()
+
+    def moves(self: Journal, done: Any, failed: Any, *kept: Any) -> None:
+        record(self, done, failed, *kept)
+        if done and not moved:
+            moved.append(len(done))
+            Path("job").rename("elsewhere")
+            if begun_anew:
+                Path("job").mkdir()
+                Path("job/job.db").write_bytes(b"another job's")
+                Path("job/results.jsonl").write_text("another job's\n")
+
+    said = "^job/job.db was moved, removed or replaced while the job ran; put it back and run the job again, or go on in"
+    with monkeypatch.context() as patch, pytest.raises(JobDamagedError, match=said):
+        patch.setattr(Journal, "record", moves)
+        run_job(spec_of(*[ROW] * 30), heard)
+    assert not any("was moved" in each for each in heard.said), "once, as the error"
+    assert Path("job").exists() == begun_anew
+    if begun_anew:
+        assert sorted(file.name for file in Path("job").iterdir()) == ["job.db", "results.jsonl"]
+        assert Path("job/results.jsonl").read_text() == "another job's\n"
+    outcome = run_job(spec_of(*[ROW] * 30).model_copy(update={"out": Path("elsewhere")}), heard)
+    assert outcome.exit_code == 0 and outcome.summary["done"] == 30
+    assert any(f"{moved[0]} of 30 rows ended" in each for each in heard.said), "what was done is kept"
 
 
 def test_a_first_interrupt_as_results_are_written_leaves_nothing_unwritten(

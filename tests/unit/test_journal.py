@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from outrider.runner.job.journal import DONE, FAILED, LONGEST_LOG, Counts, Journal, StoredRow, on_network_file_system
-from outrider.workers.errors import JobError
+from outrider.workers.errors import JobDamagedError, JobError
 
 
 def row(number: int) -> StoredRow:
@@ -133,6 +133,31 @@ def test_a_network_file_system_gets_no_write_ahead_log(tmp_path: Path, monkeypat
     # FULL would not sync the removal of the old journal, which is what makes a transaction last.
     assert journal._query("PRAGMA synchronous") == [(3,)]
     journal.close()
+
+
+def moved(path: Path) -> None:
+    path.rename(path.with_name("moved.db"))
+
+
+def replaced(path: Path) -> None:
+    path.with_name("other.db").write_bytes(path.read_bytes())
+    path.with_name("other.db").replace(path)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("change", [moved, replaced])
+def test_nothing_is_written_into_a_file_that_nobody_will_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool, change: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr("outrider.runner.job.journal.on_network_file_system", lambda path, mounts: remote)
+    with closing(Journal(tmp_path / "job.db")) as journal:
+        journal.fill((row(number) for number in range(5)), [], {})
+        journal.record([(1, "one")], [])
+        change(journal.path)
+        for write in (lambda: journal.record([(2, "two")], []), lambda: journal.set_meta("a", 1), journal.check_in_place):
+            with pytest.raises(JobDamagedError, match=r"job\.db was moved, removed or replaced while the job ran; put it"):
+                write()
+        assert list(journal.records(DONE)) == ["one"]
 
 
 MOUNTS = """\
