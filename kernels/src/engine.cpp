@@ -70,10 +70,12 @@ int32_t Engine::plan_pairs() {
     pair_constants.resize(weights.size());
     std::unique_ptr<Scratch> &constants = pair_constants[static_cast<size_t>(op.weight)];
     if (constants) continue;
-    constants = std::make_unique<Scratch>();
+    auto made = std::make_unique<Scratch>();
     const int tiles = tile_count(weight), experts = op.kind == OUTRIDER_EXPERTS ? op.heads : 1;
-    if (!constants->reserve(int64_t{experts} * tiles * pair_words(weight) * 4))
+    if (!made->reserve(int64_t{experts} * tiles * pair_words(weight) * 4))
       return fail(OUTRIDER_NO_MEMORY, "no memory for what products in pairs need of a matrix of %d rows", weight.rows);
+    // Only constants with memory: a matrix without any is multiplied one channel after the other.
+    constants = std::move(made);
     for (int expert = 0; expert < experts; ++expert)
       for (int tile = 0; tile < tiles; ++tile) plan_pairs_of(op.weight, expert, tile);
   }
@@ -250,7 +252,9 @@ int32_t Engine::shorten(int tokens) {
   shortlist = std::move(made);
   plan_linear();
   claims.resize(kMostParts * ops.size(), pool->threads());
-  return plan_pairs();
+  const int32_t planned = plan_pairs();
+  if (planned != OUTRIDER_OK) score_all();
+  return planned;
 }
 
 void Engine::score_all() {

@@ -318,9 +318,17 @@ int32_t holder(const float *logits, int vocabulary, const uint32_t *mask, float 
 
 int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *to) {
   if (!(from.temperature >= 0.0) || isinf(from.temperature))
-    return fail(OUTRIDER_INVALID, "temperature %g: it must be 0 or more", from.temperature);
-  if (!(from.repetition_penalty > 0.0))
-    return fail(OUTRIDER_INVALID, "repetition penalty %g: it must be more than 0", from.repetition_penalty);
+    return fail(OUTRIDER_INVALID, "temperature %g: it must be 0 or more, and finite", from.temperature);
+  if (!(from.repetition_penalty > 0.0) || isinf(from.repetition_penalty))
+    return fail(OUTRIDER_INVALID, "repetition penalty %g: it must be more than 0, and finite", from.repetition_penalty);
+  if (!(from.top_p > 0.0 && from.top_p <= 1.0))
+    return fail(OUTRIDER_INVALID, "top_p %g: it must be more than 0 and at most 1", from.top_p);
+  if (!(from.min_p >= 0.0 && from.min_p <= 1.0))
+    return fail(OUTRIDER_INVALID, "min_p %g: it must be from 0 to 1", from.min_p);
+  if (!isfinite(from.presence_penalty))
+    return fail(OUTRIDER_INVALID, "presence penalty %g: it must be finite", from.presence_penalty);
+  if (!isfinite(from.frequency_penalty))
+    return fail(OUTRIDER_INVALID, "frequency penalty %g: it must be finite", from.frequency_penalty);
   to->temperature = from.temperature;
   to->top_p = from.top_p;
   to->min_p = from.min_p;
@@ -334,6 +342,9 @@ int32_t copy_sampling(const outrider_sampling &from, int vocabulary, Sampling *t
   for (int i = 0; i < from.bias_count; ++i) {
     if (from.bias_tokens[i] < 0 || from.bias_tokens[i] >= vocabulary)
       return fail(OUTRIDER_INVALID, "a bias on token %d of a vocabulary of %d", from.bias_tokens[i], vocabulary);
+    if (!isfinite(from.bias_values[i]))
+      return fail(OUTRIDER_INVALID, "a bias of %g on token %d: it must be finite", from.bias_values[i],
+                  from.bias_tokens[i]);
     to->bias.emplace_back(from.bias_tokens[i], from.bias_values[i]);
   }
   to->min_tokens = from.min_tokens;

@@ -193,10 +193,23 @@ def test_a_logit_that_is_no_number_is_an_error(bad):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temperature": -1.0}, {"repetition_penalty": 0.0}, {"logit_bias": ((99, 1.0),)}, {"end_tokens": (99,)}]
+    ("wrong", "said"),
+    [
+        ({"temperature": -1.0}, "temperature -1: it must be 0 or more"),
+        ({"temperature": np.inf}, "temperature inf: it must be 0 or more, and finite"),
+        ({"repetition_penalty": 0.0}, "repetition penalty 0: it must be more than 0"),
+        ({"repetition_penalty": np.inf}, "repetition penalty inf: it must be more than 0, and finite"),
+        *(({"top_p": value}, f"top_p {value:g}: it must be more than 0") for value in (0.0, -0.5, 1.5, np.nan, np.inf)),
+        *(({"min_p": value}, f"min_p {value:g}: it must be from 0 to 1") for value in (-0.1, 1.5, np.nan)),
+        ({"presence_penalty": np.nan}, "presence penalty nan: it must be finite"),
+        ({"frequency_penalty": -np.inf}, "frequency penalty -inf: it must be finite"),
+        ({"logit_bias": ((99, 1.0),)}, "a bias on token 99 of a vocabulary of 40"),
+        ({"logit_bias": ((9, np.nan),)}, "a bias of nan on token 9: it must be finite"),
+        ({"end_tokens": (99,)}, "end token 99 of a vocabulary of 40"),
+    ],
 )
-def test_parameters_that_cannot_be_are_refused(wrong):
-    with pytest.raises(library.KernelError):
+def test_parameters_that_cannot_be_are_refused(wrong, said):
+    with pytest.raises(library.KernelError, match=said):
         native.choose(np.zeros(40, np.float32), Sampling(**wrong), [], 0)
 
 

@@ -1,10 +1,15 @@
 """A model that scores some tokens of its vocabulary: those of its texts. For drafts, whose choices are guesses."""
 
+import os
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
+import kernel_models
 import numpy as np
 import pytest
 from coded_models import model_of
@@ -189,3 +194,51 @@ def test_a_head_whose_vocabulary_is_shortened_already_is_refused():
             engine.shorten(20)
         [answer] = engine.forward([NativeFeed(engine.open(), [1], choose=1, logits=1)])
         assert scored(answer.logits[0]) == set(tokens_of_head)
+
+
+NO_MEMORY_FOR_A_SHORTLIST = r"""
+import re, resource
+from pathlib import Path
+from kernel_models import Packed, Shape, all_logits, build, random_matrices, stored, tokens
+from outrider.kernels import packing
+from outrider.kernels.library import KernelError
+from outrider.kernels.program import Codes, Format, Scales, Storage
+shape = Shape(width=640, heads=8, kv_heads=4, inner=64, layers=1, vocabulary=20_000)
+program = stored(build(shape, Format.W4A8), group=128, storage=Storage(Codes.INT4, Scales.WORDS, zeros=True))
+model = Packed(program, packing.pack_program(program, random_matrices(program))).model()
+text = tokens(shape, 30)
+every = all_logits(model, model.open(), text)
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+said = set()
+for room in range(0, 128):
+    held = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10
+    resource.setrlimit(resource.RLIMIT_AS, (held + (room << 18), unlimited[1]))
+    try:
+        model.shorten(15_000)
+    except KernelError as error:
+        said.add(str(error))
+    else:
+        break
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, unlimited)
+    assert (all_logits(model, model.open(), text) == every).all(), "the list that could not be made is used"
+shortened = all_logits(model, model.open(), text)
+print(*sorted(said), (shortened != every).any(), (shortened[-1][text] == every[-1][text]).all(), sep="\n")
+"""
+
+
+@pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's allocator ends the process itself"
+)
+def test_a_list_for_which_there_is_no_memory_leaves_all_tokens() -> None:
+    """A list whose constants of pairs had no memory was used with none, which ended the process."""
+    if "avx512pairs" not in library.available_instruction_sets():
+        pytest.skip("no AVX-512 with bf16 here")
+    paths = {"PYTHONPATH": str(Path(kernel_models.__file__).parent), "OUTRIDER_ISA": "avx512pairs"}
+    call = [sys.executable, "-c", NO_MEMORY_FOR_A_SHORTLIST]
+    found = subprocess.run(call, capture_output=True, text=True, check=False, env={**os.environ, **paths})
+    assert found.returncode == 0, found
+    *said, fewer, same = found.stdout.splitlines()
+    assert (fewer, same) == ("True", "True")
+    assert any("no memory for a shortlist of 15000 tokens" in each for each in said), said
+    assert any("no memory for what products in pairs need of a matrix of 15000 rows" in each for each in said), said
