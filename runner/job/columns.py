@@ -77,6 +77,8 @@ class Columns:
     def check(self, where: str, names: Iterable[str]) -> None:
         """Refuse a table without a prompt column, or without a column that an option names."""
         known = list(names)
+        if not known:
+            raise UsageError(f"{where} has no columns; give a table with a column of prompts")
         listed = ", ".join(f'"{short(name)}"' for name in known[:MOST_SHOWN]) + (", …" if len(known) > MOST_SHOWN else "")
         for option, wanted in (("--template", self.needed), ("--carry", self.carry or ())):
             option = "--prompt-column" if self.template is None and option == "--template" else option

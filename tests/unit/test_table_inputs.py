@@ -270,6 +270,15 @@ def test_a_header_that_cannot_be_used(tmp_path: Path, content: str | bytes, said
         read(written(tmp_path / "in.csv", content))
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_table_without_columns(tmp_path: Path, rows: int) -> None:
+    """Its columns were said to be none, and one of them was to be named."""
+    empty = pyarrow.table({"a": [1] * rows}).select([])
+    parquet.write_table(empty, tmp_path / "in.parquet")
+    with pytest.raises(UsageError, match=r"in\.parquet has no columns; give a table with a column of prompts$"):
+        read(tmp_path / "in.parquet")
+
+
 def test_bad_rows_are_named_by_their_first_line(tmp_path: Path) -> None:
     content = b'prompt,max_tokens\nfine,1\nx,1,2\n\n"two\nlines",no\nb\xff,1\nn\0,1\n"a"b,1\nlast,2\n\n\n'
     rows = read(written(tmp_path / "in.csv", content))
