@@ -35,6 +35,7 @@ class Cache {
   bool shared(int block) const { return references_[static_cast<size_t>(block)] > 1; }
   char *data(int block) const { return data_[static_cast<size_t>(block)]; }
   const CacheLayer &layer(int index) const { return layers_[static_cast<size_t>(index)]; }
+  bool empty() const { return layers_.empty(); }
   int64_t block_bytes() const { return block_bytes_; }
   int64_t bytes_held() const { return bytes_held_; }
   int64_t blocks_used() const { return static_cast<int64_t>(data_.size() - free_.size()); }

@@ -114,10 +114,11 @@ int32_t Engine::plan_recurrence() {
     return fail(
         OUTRIDER_INVALID,
         "a program with a recurrent state can neither hand out nor take in states, nor change rope with a row's length");
-  // The spacing at which snapshots take at most kSnapshotShare times the memory of the tokens' keys and values.
-  const int64_t state_bytes = recurrence.state_size * static_cast<int64_t>(sizeof(float));
-  const int64_t blocks =
-      (state_bytes + kSnapshotShare * cache->block_bytes() - 1) / (kSnapshotShare * cache->block_bytes());
+  // The spacing at which snapshots take as much memory as they may.
+  const int64_t float_bytes = static_cast<int64_t>(sizeof(float)), state_bytes = recurrence.state_size * float_bytes;
+  const int64_t block_share = cache->empty() ? kBlockTokens * recurrence.input_size * float_bytes / kInputsShare
+                                             : kSnapshotShare * cache->block_bytes();
+  const int64_t blocks = (state_bytes + block_share - 1) / block_share;
   recurrence.spacing = static_cast<int32_t>(std::min<int64_t>(blocks, context / kBlockTokens + 1)) * kBlockTokens;
   return OUTRIDER_OK;
 }

@@ -24,6 +24,8 @@ constexpr int32_t kTakenBack = 16, kTakenBackOfMatrices = 1;
 constexpr int32_t kMostTakenBack = 64;
 // Snapshots take at most this many times the memory of the keys and values of the same tokens.
 constexpr int64_t kSnapshotShare = 4;
+// Without attention there are neither. Then they take at most this part of the memory of the inputs of the same tokens.
+constexpr int64_t kInputsShare = 16;
 
 // The heads of a scan that share a key head are divided further, as long as there are at most this many parts in all.
 constexpr int32_t kMostHeadParts = 16;

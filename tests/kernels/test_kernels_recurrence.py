@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_models import BY_COLUMN, DELTA, HYBRID, SCAN, Packed, Shape, all_logits, assert_same_bits, packed, tokens
+from kernel_models import (
+    BY_COLUMN,
+    DELTA,
+    HYBRID,
+    SCAN,
+    SCAN_ALONE,
+    Packed,
+    Shape,
+    all_logits,
+    assert_same_bits,
+    packed,
+    tokens,
+)
 
 from outrider.kernels import library
 from outrider.kernels.builder import Builder
@@ -23,7 +35,9 @@ GREEDY = SamplingValues()
 
 
 @pytest.fixture(
-    scope="module", params=[HYBRID, WIDE, DELTA, SCAN, BY_COLUMN], ids=["near", "far", "delta", "scan", "by column"]
+    scope="module",
+    params=[HYBRID, WIDE, DELTA, SCAN, BY_COLUMN, SCAN_ALONE],
+    ids=["near", "far", "delta", "scan", "by column", "alone"],
 )
 def model(request: Any) -> Packed:
     return packed(request.param, Format.W4A8)
@@ -97,17 +111,18 @@ def test_a_fork_at_any_length(model: Packed, length: int) -> None:
         assert engine.cache_use()[1] == 0
 
 
-def test_a_fork_reads_again_only_what_is_behind_a_snapshot() -> None:
+@pytest.mark.parametrize(("shape", "length"), [(HYBRID, 70), (SCAN_ALONE, 166)], ids=["hybrid", "alone"])
+def test_a_fork_reads_again_only_what_is_behind_a_snapshot(shape: Shape, length: int) -> None:
     text = tokens(HYBRID, 200)
-    with packed(HYBRID, Format.W4A8).model() as engine:
+    with packed(shape, Format.W4A8).model() as engine:
         source = engine.open(GREEDY, 140)
         engine.forward([NativeFeed(source, text[:140], choose=1)])
         engine.forward([NativeFeed(source, text[140:], choose=1)])
         used = engine.cache_use()[1]
-        row = engine.fork(source, 70, GREEDY, 100)
+        row = engine.fork(source, length, GREEDY, 170)
         assert engine.cache_use()[1] == used
-        # Tokens 64 to 71 are read: the first two blocks are shared.
-        engine.forward([NativeFeed(row, text[70:72], choose=1)])
+        # Of hybrids tokens 64 to 71 are read: the first two blocks are shared. (Without attention they hold nothing.)
+        engine.forward([NativeFeed(row, text[length : length + 2], choose=1)])
         assert engine.cache_use()[1] == used + 1
 
 

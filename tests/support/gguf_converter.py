@@ -213,6 +213,15 @@ def mamba(groups: int, before: Callable[[Tensors], Tensors] = lambda tensors: te
     return prepare
 
 
+def mamba1(tensors: Tensors) -> Tensors:
+    """Drops the middle dimension of taps, and stores -exp(A_log). (Of Mamba 1 it and D have no further dimension.)"""
+    found = {}
+    for name, values in tensors.items():
+        values = values[:, 0] if name.endswith("conv1d.weight") else values
+        found[name] = -np.exp(values) if name.endswith(".A_log") else values
+    return found
+
+
 def kimi_linear(heads: int, plain: int) -> Callable[[Tensors], Tensors]:
     """Stores taps in four dimensions and -exp(A_log), gives experts the usual names, and splits kv_b_proj by head."""
 

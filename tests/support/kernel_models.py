@@ -74,6 +74,8 @@ HYBRID = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, layers=3, vo
 DELTA = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=3, delta=True)
 SCAN = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=4, scan=True)
 BY_COLUMN = replace(SCAN, by_column=True)
+# Without attention.
+SCAN_ALONE = replace(SCAN, layers=1)
 SHARED = Shape(width=160, heads=4, kv_heads=2, inner=104, group=32, layers=4, vocabulary=101, window=21, shared=True)
 LATENT = Shape(width=144, heads=6, kv_heads=1, inner=104, group=32, vocabulary=101, window=37, value=40)
 NARROW = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, vocabulary=97, value=8)

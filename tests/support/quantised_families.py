@@ -252,6 +252,7 @@ LAYOUTS: dict[str, Layout] = {
 # Values of size keys that blocks and groups divide.
 SIZES = {
     "hidden_size_per_layer_input": 32,
+    "ffn_hidden_size": 192,
     "head_dim": 32,
     "intermediate_size": 192,
     "intermediate_size_mlp": 96,
@@ -268,11 +269,15 @@ SIZES = {
 
 
 def sizes_of(name: str) -> dict[str, Any]:
-    _, settings = (TINY | MIXTURES)[name]
+    kind, settings = (TINY | MIXTURES)[name]
     latent = "kv_lora_rank" in settings
     found = {key: size for key, size in SIZES.items() if key in settings}
     if latent and settings["q_lora_rank"]:
         found["q_lora_rank"] = 64
+    if kind in ("mamba", "falcon_mamba"):
+        found |= {"hidden_size": 96, "time_step_rank": 32, "state_size": 16}
+    if kind == "mamba2":
+        found |= {"hidden_size": 128, "num_heads": 16, "expand": 4}
     if "mamba_dt_rank" in settings:
         found["mamba_d_state"] = 16  # a matrix has rows for the steps and for both vectors of a state
     return found
@@ -283,7 +288,7 @@ BOTH = ("gate_up_proj", "input_linear", "experts.fc1")
 
 
 def usual(module: str) -> bool:
-    return ".layers." in module and not PLAIN.search(module)
+    return any(layers in module for layers in (".layers.", ".h.", ".blocks.")) and not PLAIN.search(module)
 
 
 def quantised(path: Path, plain: Path, layout: Layout, chosen: Callable[[str], bool] = usual) -> list[str]:

@@ -141,6 +141,9 @@ BLOOM: dict[str, Any] = {"vocab_size": 203, "hidden_size": 96, "n_layer": 2, "n_
 MPT: dict[str, Any] = {"vocab_size": 203, "d_model": 96, "n_layers": 2, "n_heads": 6, "max_seq_len": 128}
 FALCON_RW = FALCON | {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
 
+# 80 columns are divided by 16 only; transformers takes the width that is stated, not the one that "expand" says.
+MAMBA1: dict[str, Any] = {"vocab_size": 203, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 6, "conv_kernel": 3}
+
 # name: (model_type, configuration)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
@@ -278,6 +281,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | NEMOTRON_H
         | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"], "mlp_bias": True}
         | {"use_bias": True},
+    ),
+    "mamba": ("mamba", MAMBA1 | {"use_bias": True, "use_conv_bias": False, "time_step_rank": 5}),
+    "falcon-mamba": ("falcon_mamba", MAMBA1 | {"tie_word_embeddings": False, "expand": 16, "intermediate_size": 80}),
+    "mamba2": (
+        "mamba2",
+        MAMBA1
+        | {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 24, "use_bias": True, "chunk_size": 8}
+        | {"tie_word_embeddings": True},
     ),
     "hyperclovax": ("hyperclovax", LLAMA | {"head_dim": 24, "embedding_multiplier": 3.0, "logits_scaling": 0.25}),
     "hyperclovax-before": (
@@ -936,7 +947,19 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 # Models with layers of several kinds, some of them recurrent.
-OF_SEVERAL_KINDS = ("lfm2", "lfm3", "olmo-hybrid", "qwen3-5", "bamba", "falcon-h1", "granite-mamba", "nemotron-h", "jamba")
+OF_SEVERAL_KINDS = (
+    "lfm2",
+    "lfm3",
+    "olmo-hybrid",
+    "qwen3-5",
+    "bamba",
+    "falcon-h1",
+    "granite-mamba",
+    "nemotron-h",
+    "jamba",
+    "mamba",
+    "falcon-mamba",
+)
 # Buffers of routers that correct the choice of experts; untrained ones are zero.
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 

@@ -286,6 +286,8 @@ def test_looking_whether_a_file_can_be_written_changes_none(tmp_path: Path, monk
         ("Phi-1_5", "microsoft/phi-1_5"),
         ("TinyLlama-1.1B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
         ("facebook/opt-6.7b", "facebook/opt-6.7b"),
+        ("mamba-2.8B", "state-spaces/mamba-2.8b-hf"),
+        ("falcon-mamba-7b-instruct", "tiiuae/falcon-mamba-7b-instruct"),
         ("opt-6.8b", "opt-6.8b"),
         ("pocket", "pocket"),
     ],
@@ -299,6 +301,8 @@ def test_short_names(short: str, full: str) -> None:
     [
         ("bloom", 250880, "bigscience/bloom-560m"),
         ("bloom", 64000, "lookup"),
+        ("mamba", 50280, "state-spaces/mamba-130m-hf"),
+        ("mamba", 50288, "lookup"),
         ("codegen", 51200, "Salesforce/codegen-350M-mono"),
         ("gpt2", 50257, "distilbert/distilgpt2"),
         ("gpt2", 64000, "lookup"),  # GPT-SW3, which has a tokenizer of its own

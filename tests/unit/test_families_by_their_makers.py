@@ -342,6 +342,13 @@ def test_kimi_linear_by_its_makers_names() -> None:
             {"mamba_use_mlp": True, "mlp_expansion_factor": 8, "attn_layer_indices": None, "time_step_rank": "auto"},
         ),
         ("bamba", {"partial_rotary_factor": None}, {"attn_rotary_emb": 8, "z_loss_coefficient": 0.0}),
+        (
+            "mamba",
+            {},
+            {"d_model": 48, "d_inner": 96, "n_layer": 3, "rms_norm": True, "fused_add_norm": True, "ssm_cfg": {}}
+            | {"pad_vocab_size_multiple": 8},
+        ),
+        ("mamba2", {}, {"norm_before_gate": True, "rms_norm": True, "time_step_scale": 1.0, "intermediate_size": 96}),
         ("granite-mamba", {"layer_types": None}, {"layer_types": ["mamba", "attention", "mamba"], "init_method": "mup"}),
     ],
 )
@@ -362,6 +369,11 @@ def test_hybrids_by_their_makers_keys(name: str, renamed: dict[str, str | None],
         ("falcon-h1", {"mamba_use_mlp": False}, '"mamba_use_mlp": False'),
         ("falcon-h1", {"ssm_multipliers": [1.0]}, '"ssm_multipliers" must be 5 numbers'),
         ("bamba", {"attn_rotary_emb": 4}, '"attn_rotary_emb": 4'),
+        ("mamba", {"rms_norm": False}, '"rms_norm": False'),
+        ("mamba", {"rescale_prenorm_residual": True}, '"rescale_prenorm_residual": True'),
+        ("falcon-mamba", {"intermediate_size": 88}, "Mamba of 88 columns, no multiple of 16"),
+        ("mamba2", {"head_dim": 32}, '"num_heads": 6 of "head_dim": 32 for 96 columns'),
+        ("mamba2", {"time_step_limit": [0.01, 0.1]}, '"time_step_limit"'),
         ("bamba", {"attn_layer_indices": []}, "a model without a layer of attention"),
     ],
 )

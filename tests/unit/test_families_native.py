@@ -157,6 +157,14 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         sizes = dict(hidden_size=8 * heads * int(random.integers(1, 6)), intermediate_size=ffn, num_attention_heads=heads)
         sizes |= dict(mamba_d_state=int(random.integers(5, 40)), mamba_dt_rank=int(random.integers(3, 20)))
         return common | sizes | dict(num_key_value_heads=kv_heads)
+    if kind in ("mamba", "falcon_mamba"):
+        inner, state = 16 * int(random.integers(2, 20)), int(random.integers(5, 40))
+        sizes = dict(hidden_size=heads * head_size, intermediate_size=inner, state_size=state)
+        return common | sizes | dict(time_step_rank=int(random.integers(3, 20)))
+    if kind == "mamba2":
+        size, groups = 16 * int(random.integers(1, 4)), int(random.choice([1, 3]))
+        sizes = dict(num_heads=2 * groups, head_dim=size, n_groups=groups, hidden_size=groups * size)
+        return common | sizes | dict(state_size=int(random.integers(5, 40)))
     if kind == "falcon":
         kv = {"num_kv_heads": kv_heads} if settings.get("new_decoder_architecture") else {}
         return common | kv | dict(hidden_size=heads * head_size, num_attention_heads=heads, ffn_hidden_size=ffn)

@@ -23,6 +23,7 @@ from gguf_converter import (
     hy_v3,
     kimi_linear,
     mamba,
+    mamba1,
 )
 from gguf_models import mostly
 from native_models import logits, open_native
@@ -79,6 +80,22 @@ OF_GRANITE = (
     | {"ssm.inner_size": 192, "ssm.time_step_rank": 12}
     | {"feed_forward_length": 56, "rope.scaling.finetuned": False, "attention.scale": 0.11, "residual_scale": 0.4}
 )
+OF_MAMBA_1 = {
+    "block_count": 3,
+    "context_length": 1 << 20,
+    "embedding_length": 48,
+    "feed_forward_length": 0,
+    "attention.head_count": 0,
+    "ssm.conv_kernel": 3,
+    "ssm.inner_size": 96,
+    "ssm.state_size": 6,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+OF_JAMBA = {key: value for key, value in BASE.items() if key != "rope.freq_base"} | {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 192,
+    "ssm.time_step_rank": 6,
+}
 OF_NEMOTRON = (
     BASE
     | MAMBA_OF_GGUF
@@ -612,6 +629,43 @@ CASES = {
         BASE | HEADS_OF_24 | MAMBA_OF_GGUF | {"ssm.inner_size": 128, "ssm.group_count": 2} | EPSILON,
         {"mamba_rms_norm": False},
         mamba(2, falcon_h1(TINY["falcon-h1"][1])),
+        exact=False,
+    ),
+    "mamba": Case("mamba", "mamba", OF_MAMBA_1 | {"ssm.time_step_rank": 5}, {}, mamba1, exact=False),
+    "falcon-mamba": Case(
+        "falcon-mamba",
+        "mamba",
+        OF_MAMBA_1 | {"ssm.inner_size": 80, "ssm.time_step_rank": 3, "ssm.dt_b_c_rms": True},
+        {},
+        mamba1,
+        exact=False,
+    ),
+    "mamba2": Case(
+        "mamba2",
+        "mamba2",
+        OF_MAMBA_1 | {"ssm.time_step_rank": 6, "ssm.state_size": 24, "ssm.group_count": 2},
+        {"use_bias": False},
+        mamba(2),
+        exact=False,
+    ),
+    "jamba": Case(
+        "jamba",
+        "jamba",
+        OF_JAMBA
+        | {"block_count": 4, "feed_forward_length": 72, "attention.head_count_kv": [0, 2, 0, 0], "ssm.state_size": 6}
+        | {"ssm.time_step_rank": 5, "expert_count": 5, "expert_used_count": 2},
+        {},
+        mamba1,
+        exact=False,
+    ),
+    "jamba-dense": Case(
+        "jamba-dense",
+        "jamba",
+        OF_JAMBA
+        | {"block_count": 3, "attention.head_count_kv": [0, 2, 0], "ssm.state_size": 16, "ssm.conv_kernel": 3}
+        | {"expert_count": 1, "expert_used_count": 1},
+        {},
+        mamba1,
         exact=False,
     ),
     "nemotron_h": Case(

@@ -62,7 +62,7 @@ def test_keys_and_values_are_counted_as_they_are_kept(model: Path) -> None:
     assert told.first_tokens == min(256, config["max_position_embeddings"])
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3-next", "granite-mamba"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3-next", "granite-mamba", "mamba"])
 def test_a_row_has_its_recurrent_states(name: str, tmp_path: Path) -> None:
     told = memory_of(ModelSpec(str(save_tiny(name, tmp_path / name)), "native", "bf16"), 8)
     assert told is not None and told.row > 0

@@ -64,6 +64,8 @@ SIZES |= {
     "OLMo-1B": 1_180,
     "MiniCPM3-4B": 4_070,
     "biogpt": 347,
+    "falcon-mamba-7b": 7_270,
+    "Mamba-Codestral-7B-v0.1": 7_290,
 }
 
 

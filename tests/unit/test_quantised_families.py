@@ -31,7 +31,7 @@ from quantised_families import (
 )
 from quantised_models import GPTQ, Tensors, rewritten, set_config
 from tiny_models import MIXTURES, TINY, one_by_one, tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.kernels.program import Codes, Format, Kind
 from outrider.workers.errors import ModelError
@@ -41,6 +41,7 @@ from outrider.workers.models.formats.configuration import read_quantisation
 from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights, open_model
+from outrider.workers.models.twins import attention_of
 from outrider.workers.precisions import PRECISIONS
 
 DENSE = (
@@ -59,6 +60,14 @@ DENSE = (
     "lfm3",
     "hrm-text",
     "olmo-hybrid",
+    "mamba",
+    "falcon-mamba",
+    "mamba2",
+    "bloom",
+    "mpt-clipped",
+    "falcon",
+    "falcon-rw",
+    "falcon-new",
 )
 # gpt-oss' experts have biases and lie inputs by outputs, as nothing but its own MXFP4 has them; DBRX's lie in one matrix.
 FAMILIES = [name for name in MIXTURES if not name.startswith(("gpt-oss", "dbrx"))] + list(DENSE)
@@ -105,7 +114,8 @@ def made(path: Path, name: str, layout: Layout, chosen: Callable[[str], bool] = 
 
 @torch.inference_mode()
 def expected(plain: Path) -> np.ndarray:
-    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager").eval()
+    attention = attention_of(AutoConfig.from_pretrained(plain), fused=False)
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation=attention).eval()
     one_by_one(model)
     found: np.ndarray = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
     return found

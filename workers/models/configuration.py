@@ -36,6 +36,8 @@ CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length", "n_ctx"),
     *("seq_length", "model_max_length", "context_length"),
 )
+# The longest row of a model without a limit of positions.
+LONGEST_ROW = 1 << 20
 # Older checkpoints have settings of generation in config.json, which generation_settings.py reports.
 HARMLESS = frozenset(HARMLESS_NAMES.split()) | SETTINGS
 

@@ -21,6 +21,8 @@ KNOWN = (
     (r"(gemma-3-(?:270m|1b)(?:-it|-pt)?)", r"google/\1"),
     (r"(pythia-(?:14m|31m|70m|160m|410m|1b|1\.4b|2\.8b|6\.9b|12b)(?:-deduped)?|gpt-neox-20b)", r"EleutherAI/\1"),
     (r"(falcon-(?:7b|40b)(?:-instruct)?|falcon-rw-(?:1b|7b))", r"tiiuae/\1"),
+    (r"(falcon-mamba-7b(?:-instruct)?)", r"tiiuae/\1"),
+    (r"(mamba-(?:130m|370m|790m|1\.4b|2\.8b))(?:-hf)?", r"state-spaces/\1-hf"),
     (r"(bloomz?-(?:560m|1b1|1b7|3b|7b1)|bloomz?)", r"bigscience/\1"),
     (r"(mpt-(?:7b|30b)(?:-instruct|-chat)?)", r"mosaicml/\1"),
     (r"(gpt2(?:-medium|-large|-xl)?)", r"openai-community/\1"),

@@ -28,8 +28,8 @@ OF_EVERY_TOKEN, OF_A_LISTED_TOKEN = 1, 4
 # The tokens of a block of the KV cache.
 BLOCK_TOKENS = 32
 # For how many tokens the inputs are kept after a recurrent state; and the most memory of its snapshots, as a multiple of
-# that of keys and values.
-KEPT_INPUTS, SNAPSHOT_SHARE = 64, 4
+# that of keys and values, or without attention as a part of that of the inputs of all tokens.
+KEPT_INPUTS, SNAPSHOT_SHARE, INPUTS_SHARE = 64, 4, 16
 
 
 def memory_of(spec: ModelSpec, rows: int, shortlist: int | None = 0) -> ModelMemory | None:
@@ -56,7 +56,7 @@ def memory_of_program(program: Program, rows: int, shortlist: int | None = 0) ->
         + sum(_buffers(program, pass_tokens, choices))
         + listed,
         row=state + KEPT_INPUTS * inputs,
-        token=token + _snapshots(state, token, program.context),
+        token=token + _snapshots(state, inputs, token, program.context),
         first_tokens=first_tokens // rows,
         pairs=_of_pairs(program),
     )
@@ -151,8 +151,11 @@ def _state_of(program: Program, op: Op) -> tuple[int, int]:
     return (program.weights[op.weight].columns - 1) * op.input.width, op.input.width
 
 
-def _snapshots(state: int, token: int, context: int) -> int:
-    """The bytes of snapshots of the recurrent states, for each token."""
-    block = max(BLOCK_TOKENS * token, 64)
-    blocks = min(-(-state // (SNAPSHOT_SHARE * block)), context // BLOCK_TOKENS + 1)
-    return -(-state // (blocks * BLOCK_TOKENS)) if state else 0
+def _snapshots(state: int, inputs: int, token: int, context: int) -> int:
+    """The bytes of snapshots of the recurrent states, for each token. ``inputs`` and ``token`` are the bytes of a token's
+    inputs to the states, and of its keys and values."""
+    if not state:
+        return 0
+    block = SNAPSHOT_SHARE * BLOCK_TOKENS * token if token else BLOCK_TOKENS * inputs // INPUTS_SHARE
+    blocks = min(-(-state // block), context // BLOCK_TOKENS + 1)
+    return -(-state // (blocks * BLOCK_TOKENS))

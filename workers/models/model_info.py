@@ -16,7 +16,7 @@ from outrider.workers.models.adapter import CONFIG as ADAPTER
 from outrider.workers.models.adapter import WEIGHTS, is_adapter
 from outrider.workers.models.cached_numbers import cached_numbers
 from outrider.workers.models.config_file import NAME, config_path, quantisation_of, read_config
-from outrider.workers.models.configuration import CONTEXT_KEYS
+from outrider.workers.models.configuration import CONTEXT_KEYS, LONGEST_ROW
 from outrider.workers.models.digests import digest_of
 from outrider.workers.models.files import check_describing, holds_tokenizer, read_json, state_of
 from outrider.workers.models.formats.gguf.file import is_gguf
@@ -49,7 +49,6 @@ NUMBERED = re.compile(r"-of-0*(\d+)\.\w+$")
 USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048}
 # Recurrent families without a limit of positions.
 WITHOUT_LIMIT = frozenset(("mamba", "mamba2", "falcon_mamba", "xlstm", "rwkv", "recurrent_gemma"))
-LONGEST_ROW = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

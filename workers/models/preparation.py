@@ -69,6 +69,7 @@ def choose_draft(target: ModelInfo) -> str:
         "gemma3_text": "google/gemma-3-270m-it" if target.vocabulary in (262144, 262208) else LOOKUP,
         "lfm2": "LiquidAI/LFM2-350M" if target.vocabulary == 65536 else LOOKUP,
         "olmo2": "allenai/OLMo-2-0425-1B" if target.vocabulary == 100352 else LOOKUP,
+        "mamba": "state-spaces/mamba-130m-hf" if target.vocabulary == 50280 else LOOKUP,
         "bloom": "bigscience/bloom-560m" if target.vocabulary == 250880 else LOOKUP,
         "codegen": "Salesforce/codegen-350M-mono" if target.vocabulary == 51200 else LOOKUP,
         "gpt2": "distilbert/distilgpt2" if target.vocabulary == 50257 else LOOKUP,

@@ -16,6 +16,7 @@ OTHERS = (
     (".post_mlp_layernorm.", ".post_ffn_norm."),
     (".mlp.gate.e_score_correction_bias", ".mlp.experts.e_score_correction_bias"),  # Laguna
     (".mlp.shared_experts.", ".mlp.shared_expert."),
+    ("backbone.embeddings.", "backbone.embedding."),  # older Mambas
     ("model.embed_tokens.", "model.word_embeddings."),
     (".self_attn.sinks", ".self_attn.softmax_offset"),  # Flint
     (".self_attn.sinks", ".self_attn.attention_sink_bias"),  # MiMo-V2-Flash

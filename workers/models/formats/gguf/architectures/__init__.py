@@ -21,6 +21,7 @@ from outrider.workers.models.formats.gguf.architectures import (
     layer_norms,
     lfm2,
     llama,
+    mamba,
     mamba2,
     mixtures,
     olmo,
@@ -56,6 +57,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **kimi_linear.ARCHITECTURES,
     **cohere_moe.ARCHITECTURES,
     **lfm2.ARCHITECTURES,
+    **mamba.ARCHITECTURES,
     **mamba2.ARCHITECTURES,
     **seeing.ARCHITECTURES,
 }

@@ -92,7 +92,7 @@ def _mamba(metadata: Metadata, layer: int) -> dict[str, Any]:
     }
 
 
-def _kv_heads(metadata: Metadata, counts: list[int]) -> int:
+def kv_heads_of(metadata: Metadata, counts: list[int]) -> int:
     """The number of KV heads, which must be equal in all layers that have any."""
     different = set(counts) - {0}
     if len(different) != 1:
@@ -103,7 +103,7 @@ def _kv_heads(metadata: Metadata, counts: list[int]) -> int:
 def _granite(metadata: Metadata) -> dict[str, Any]:
     count = layers(metadata)
     kv_heads = metadata.several(KV_HEADS, int, count)
-    of_attention = _kv_heads(metadata, kv_heads)
+    of_attention = kv_heads_of(metadata, kv_heads)
     if 0 not in kv_heads:
         metadata.refuse_value(KV_HEADS)
     # Files of Bamba have rope on a part of each head, whose rows the converter permutes wrongly.
@@ -168,7 +168,7 @@ def _nemotron(metadata: Metadata, behind: str) -> dict[str, Any]:
         "hidden_size": metadata.get("embedding_length", int),
         "intermediate_size": max(widths),
         "num_attention_heads": heads_of(metadata),
-        "num_key_value_heads": _kv_heads(metadata, kv_heads),
+        "num_key_value_heads": kv_heads_of(metadata, kv_heads),
         "head_dim": head_size(metadata),
         "max_position_embeddings": metadata.get("context_length", int),
         "layer_norm_epsilon": metadata.get(key if metadata.has(key) else "attention.layer_norm_epsilon", float),
