@@ -14,7 +14,7 @@ the zero point. Otherwise:
 - HALF_MINIMA (Q4_1, Q5_1, MLX's): blocks of 128 channels; the fp16 scales of each group, then their fp16 minima, half a
   line each.
 - E8M0: blocks of 128 channels, groups of 32; a line whose byte g is the exponent of group g, a scale being
-  2^(byte - 127).
+  2^(byte - 127), or 0 where the byte is 0. The packer takes byte 0 with codes of zeros only.
 - SIX_BITS (Q4_K, Q5_K): blocks of 256, groups of 32. A line with the fp16 scale (lower half of the word) and minimum, then
   three lines whose bytes 0 to 3 have in their lower 6 bits the factors of the scale for groups 0 to 3, for groups 4 to 7,
   and those of the minimum for groups 0 to 3. The minimum's factors for groups 4 to 7 lie in the upper 2 bits, their lowest

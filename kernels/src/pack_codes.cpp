@@ -87,6 +87,14 @@ int32_t inexact(const Row &row, int column, float scale, const char *type) {
               static_cast<double>(scale), type);
 }
 
+// The bits of 2^-127.
+constexpr uint32_t kLeastPower = 1u << 22;
+
+// Whether these codes of E2M1 all stand for 0 or -0.
+bool all_zeros(const Row &row, int column, int count) {
+  return std::all_of(row.codes + column, row.codes + column + count, [](uint8_t code) { return (code & 7) == 0; });
+}
+
 void put(char *at, uint32_t word) { memcpy(at, &word, sizeof word); }
 void put_half(char *at, uint16_t half) { memcpy(at, &half, sizeof half); }
 
@@ -198,7 +206,12 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
         put_half(header + g * kTileBytes / 2 + 2 * lane, static_cast<uint16_t>(word >> 16));
         break;
       default:
-        // 2^(byte - 127). Byte 0 is refused: it would be a subnormal fp32.
+        // 2^(byte - 127). Byte 0, a subnormal fp32, is read as 0: that is right in a group of zeros, with which llama.cpp
+        // writes it.
+        if (word == kLeastPower && all_zeros(row, column, std::min(group, channels - g * group))) {
+          header[4 * lane + g] = 0;
+          continue;
+        }
         if (word & 0x807FFFFF || word >> 23 < 1) return inexact(row, column, scale, "e8m0 above 2^-127");
         header[4 * lane + g] = static_cast<char>(word >> 23);
         continue;

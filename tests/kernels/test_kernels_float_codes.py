@@ -24,7 +24,9 @@ SCHEMES = {
     "fp4 by 128": Scheme("bitsandbytes fp4", 4, 128, Values.FP4, scale_type="F32"),
     "nvfp4": Scheme("nvfp4", 4, 16, Values.E2M1, scale_type="F32"),
     "mxfp4": Scheme("mxfp4", 4, 32, Values.E2M1, scale_type="E8M0"),
+    "mxfp4 with groups of zeros": Scheme("mxfp4 with groups of zeros", 4, 32, Values.E2M1, scale_type="E8M0"),
 }
+SMALLEST = np.float32(2.0**-127)
 ODD = Shape(width=352, heads=22, kv_heads=22, inner=200, layers=1)
 # The last group of some matrices fills no whole lines.
 RAGGED = Shape(width=352, heads=22, kv_heads=22, inner=202, layers=1)
@@ -56,8 +58,14 @@ def random_rows(scheme: Scheme, rows: int, columns: int, seed: int = 0) -> Quant
         scales = scales.astype(np.float16).astype(np.float32)
     elif scheme.scale_type == "E8M0":
         scales = np.exp2(np.round(np.log2(abs(scales))))
-    scales = scales.astype(np.float32)
-    return QuantisedRows(scheme, generator.choice(finite, (rows, columns)), scales, np.zeros(scales.shape, np.uint8))
+    scales, codes = scales.astype(np.float32), generator.choice(finite, (rows, columns))
+    if scheme.source.endswith("groups of zeros"):
+        # As llama.cpp writes a group of zeros: with the smallest exponent. A code of 8 is -0.
+        empty = generator.random(scales.shape) < 0.3
+        scales[empty] = SMALLEST
+        zeros = np.repeat(empty, scheme.group, axis=1)[:, :columns]
+        codes[zeros] &= 8
+    return QuantisedRows(scheme, codes, scales, np.zeros(scales.shape, np.uint8))
 
 
 def weight_for(scheme: Scheme, rows: int, columns: int, gated: bool = False) -> Weight:
@@ -162,5 +170,10 @@ def test_numbers_that_have_no_place_are_refused_by_name():
     ):
         with pytest.raises(library.KernelError, match=sentence):
             pack_natively(weight, changed)
+    weight, rows = weight_for(SCHEMES["mxfp4"], 4, 256), random_rows(SCHEMES["mxfp4"], 4, 256)
+    rows.scales[1, 2], rows.codes[1, 64:95], rows.codes[1, 95] = SMALLEST, 0, 1
+    with pytest.raises(library.KernelError, match=r"row 1, column 64: the scale 5.87747\d*e-39 is not exact in e8m0"):
+        pack_natively(weight, rows)
+    weight = weight_for(SCHEMES["blocks of 128"], 4, 256)
     with pytest.raises(library.KernelError, match="codes of kind 6"):
         packer.packed_bytes(replace(weight, format=Format.FP32))

@@ -17,7 +17,7 @@ import pytest
 import torch
 from gguf_models import mostly, write_gguf
 from native_models import logits, open_native
-from quantised_models import save_small
+from quantised_models import rewritten, save_small
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from tokenizers import Tokenizer as Fast
@@ -328,6 +328,21 @@ def test_each_expert_is_what_the_library_makes_of_its_blocks(type_: str, tmp_pat
             np.testing.assert_allclose(found, wanted[expert, 5:], rtol=2e-7 if type_ == "NVFP4" else 0, atol=0)
     checkpoint.close()
     assert np.isfinite(logits(open_native(path, "w4a8"))).all()
+
+
+def test_groups_of_zeros_in_mxfp4_are_read(tmp_path: Path) -> None:
+    """llama.cpp writes them with the scale 2^-127; such a file was refused in every precision."""
+
+    def with_zeros(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors["model.layers.0.mlp.down_proj.weight"][:, 32:64] = 0
+        return tensors
+
+    source = rewritten(save_small(tmp_path / "plain"), with_zeros)
+    path = write_gguf(source, tmp_path / "model.gguf", mostly("MXFP4"))
+    packed = {each.name: each for each in gguf.GGUFReader(path).tensors}["blk.0.ffn_down.weight"]
+    assert (packed.data.reshape(len(packed.data), -1, 17)[:, 1, 0] == 0).all()
+    for precision in ("bf16", "w4a8"):
+        assert np.isfinite(logits(open_native(path, precision))).all()
 
 
 @pytest.fixture(scope="module")
