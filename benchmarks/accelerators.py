@@ -42,7 +42,7 @@ from outrider.workers.models.probe import (
     PROMPTS,
     agrees_after_a_fork,
     agrees_in_shared_passes,
-    find_way,
+    find_batching,
     prompt_of,
     written_by_transformers,
 )
@@ -73,14 +73,14 @@ def equality(device: str) -> Iterator[tuple[str, str]]:
     """
     for kind in KINDS:
         try:
-            way = find_way(configuration(kind))
+            batching = find_batching(configuration(kind))
         except ModelError as error:
             print(f"{kind} is refused with this transformers: {error}")
             continue
         model = build_twin(twin_config(configuration(kind))).to(device)
         texts = [written_by_transformers(model, prompt_of(length)) for length in PROMPTS]
         wrong = []
-        for fused in (True, False) if way.ragged else ():
+        for fused in (True, False) if batching.ragged else ():
             engine = HfEngine(model, CONTEXT, fused)
             name = "fused" if fused else "spelled out"
             if not agrees_in_shared_passes(engine, texts):
@@ -88,7 +88,7 @@ def equality(device: str) -> Iterator[tuple[str, str]]:
             if not agrees_after_a_fork(engine, texts[-1]):
                 wrong.append(f"{name}: a fork")
             engine.release()
-        if not agrees_in_shared_passes(HfRowEngine(model, CONTEXT, way.feeding), texts[:1]):
+        if not agrees_in_shared_passes(HfRowEngine(model, CONTEXT, batching.feeding), texts[:1]):
             wrong.append("a row alone")
         yield kind, "; ".join(wrong)
 

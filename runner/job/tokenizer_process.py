@@ -394,13 +394,13 @@ def _memory_of(model: ModelSpec, rows: int, shortlist: int | None) -> ModelMemor
 
 
 def _hf_is_known(model_info: ModelInfo, fast_attention: bool) -> bool:
-    from outrider.workers.models.way_cache import is_known
+    from outrider.workers.models.batching_cache import is_known
 
     return is_known(model_info, fast_attention)
 
 
 def _try_on_hf(model_info: ModelInfo, fast_attention: bool) -> None:
-    from outrider.workers.models.way_cache import try_within_limits
+    from outrider.workers.models.batching_cache import try_within_limits
 
     try_within_limits(model_info, fast_attention)
 

@@ -22,7 +22,7 @@ from outrider.runner.report.display import console
 from outrider.runner.writable import check_new_folder
 from outrider.workers.errors import UsageError
 from outrider.workers.models.model_info import ModelInfo
-from outrider.workers.quantising.made import Made
+from outrider.workers.quantising.summary import QuantiseSummary
 
 METHODS = {4: ("auto", "rtn", "awq", "gptq"), 8: ("auto", "rtn", "gptq", "smoothquant")}
 # Calibration uses 32 windows of 512 tokens, spread evenly over the first MOST_TOKENS tokens of the text.
@@ -59,7 +59,7 @@ def quantize(spec: QuantizeSpec) -> None:
     print(result_line(spec.out, made))
 
 
-def result_line(out: Path, made: Made) -> str:
+def result_line(out: Path, made: QuantiseSummary) -> str:
     how = ", ".join(f"{method} in {counted(count, 'layer')}" for method, count in made.methods.items())
     group = f" in groups of {made.group}" if made.group else ", a scale a row"
     few = (
@@ -111,7 +111,7 @@ def _own_text(model_info: ModelInfo, tokenizer_process: TokenizerProcess) -> Ite
             yield tokens
 
 
-def _quantise(request: tuple[Any, ...], cores: tuple[int, ...]) -> Made:
+def _quantise(request: tuple[Any, ...], cores: tuple[int, ...]) -> QuantiseSummary:
     """Runs in the model's process."""
     from outrider.workers.quantising.quantiser import Wanted, quantise
 

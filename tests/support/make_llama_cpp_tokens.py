@@ -19,7 +19,7 @@ from pathlib import Path
 
 from llama_cpp_tokens import ANSWERS, APPROXIMATED, CASES, byte_level, texts, texts_with_special_tokens, write_tokens
 
-from outrider.workers.models.formats.gguf.cuts import CUTS
+from outrider.workers.models.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
 
 
 def ask(program: str, file: Path, asked: list[str]) -> list[tuple[list[int], list[int]]]:
@@ -35,13 +35,13 @@ def ask(program: str, file: Path, asked: list[str]) -> list[tuple[list[int], lis
 def main(program: str) -> None:
     folder = Path(tempfile.mkdtemp())
     words: dict[str, list[list[int] | None]] = {}
-    for name, cut in CUTS.items():
+    for name, cut in PRE_TOKENIZERS.items():
         if name == "gpt2":  # llama.cpp has no pre-tokenizer of this name
             continue
         asked = ask(program, write_tokens(folder / "t.gguf", byte_level(), {"pre": name}), texts())
         theirs: list[list[int] | None] = [lengths for lengths, _ in asked]
         if name in APPROXIMATED:
-            own = cut.pre_tokenizer()
+            own = cut.build()
             ours = [[stop - start for _, (start, stop) in own.pre_tokenize_str(text)] for text in texts()]
             theirs = [each if each == mine else None for each, mine in zip(theirs, ours, strict=True)]
         words[name] = theirs

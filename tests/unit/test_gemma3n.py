@@ -17,8 +17,8 @@ from tiny_models import GEMMA3N, tiny_model
 
 from outrider.kernels.program import Format, Kind, Program
 from outrider.workers.errors import ModelError
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.families import build_program
-from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.precisions import PRECISIONS
 
@@ -171,4 +171,4 @@ def test_the_language_model_of_one_that_sees_and_hears(tmp_path: Path) -> None:
         tiny_model("gemma3n").save_pretrained(tmp_path / name)
     inside = published(tmp_path / "inside")
     np.testing.assert_array_equal(logits(open_native(inside, "w8a8")), logits(open_native(tmp_path / "alone", "w8a8")))
-    assert lay_out(inside, PRECISIONS["fp32"]).program == lay_out(tmp_path / "alone", PRECISIONS["fp32"]).program
+    assert read_program(inside, PRECISIONS["fp32"]).program == read_program(tmp_path / "alone", PRECISIONS["fp32"]).program

@@ -19,8 +19,8 @@ from outrider.kernels.program import Format, Kind, Program
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec, Sampling
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.families import build_program
-from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.opening import open_model
 from outrider.workers.precisions import PRECISIONS
 
@@ -140,4 +140,4 @@ def test_keys_and_values_of_layers_that_have_none_are_passed_over(tmp_path: Path
     pass_over_unused_keys("gemma4", tmp_path)
     rewritten(tmp_path, lambda tensors: tensors | {"model.layers.2.self_attn.v_proj.weight": torch.zeros(40, 96)})
     with pytest.raises(ModelError, match=r"holds .model\.layers\.2\.self_attn\.v_proj\.weight., which no part"):
-        lay_out(tmp_path, PRECISIONS["bf16"])
+        read_program(tmp_path, PRECISIONS["bf16"])

@@ -31,8 +31,8 @@ from outrider.workers.models.formats.gguf.architectures.others import WHAT
 from outrider.workers.models.formats.gguf.blocks import TYPES, UNREAD
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.config import config_of
-from outrider.workers.models.formats.gguf.cuts import CUTS
 from outrider.workers.models.formats.gguf.file import read_file
+from outrider.workers.models.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
 from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
 from outrider.workers.models.model_info import find, read_model_info
 from outrider.workers.models.opening import check_weights
@@ -458,7 +458,7 @@ def test_gpt_4os_cut_is_the_published_pattern() -> None:
         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    assert CUTS["gpt-4o"].steps == (published,)
+    assert PRE_TOKENIZERS["gpt-4o"].steps == (published,)
 
 
 # Bytes are letters here: a space is Ġ.

@@ -35,7 +35,7 @@ from outrider.kernels.quantised import natural_order
 from outrider.workers.errors import ModelError
 from outrider.workers.models.config_file import read_config
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
-from outrider.workers.models.formats.gguf.cuts import CUTS
+from outrider.workers.models.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
 from outrider.workers.models.formats.gguf.split import read_gguf
 from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
 from outrider.workers.models.model_info import read_model_info
@@ -1059,4 +1059,4 @@ def test_command_as_digits_are_cut_in_threes_from_the_last(tmp_path: Path) -> No
 
 
 def test_qwen35s_cut_is_that_of_transformers() -> None:
-    assert CUTS["qwen35"].steps == (PRETOKENIZE_REGEX,)
+    assert PRE_TOKENIZERS["qwen35"].steps == (PRETOKENIZE_REGEX,)

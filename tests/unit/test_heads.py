@@ -32,9 +32,9 @@ from outrider.workers.engines.head import HeadEngine
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.errors import ModelError, PairError
 from outrider.workers.messages import Advance, DraftReply, DraftRequest, ModelSpec, ReplicaSpec, Row, Sampling
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.families import build_program
 from outrider.workers.models.head_pairs import states_of
-from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import OpenModel, native_supports, open_model
 from outrider.workers.models.preparation import prepare_pair, prepare_scoring
@@ -435,28 +435,28 @@ def test_a_head_whose_tensors_are_not_what_it_says_is_refused(
 ) -> None:
     head = changed(tiny_head(tmp_path / "head"), **tensors)
     with pytest.raises(ModelError) as error:
-        lay_out(head, PRECISIONS["bf16"])
+        read_program(head, PRECISIONS["bf16"])
     assert sentence in str(error.value)
 
 
 def test_a_head_may_come_without_t2d(tmp_path: Path) -> None:
-    lay_out(changed(tiny_head(tmp_path / "head"), t2d=None), PRECISIONS["bf16"])
+    read_program(changed(tiny_head(tmp_path / "head"), t2d=None), PRECISIONS["bf16"])
 
 
 @pytest.mark.parametrize("written", [torch.uint8, torch.int8, torch.int64])
 def test_truth_values_may_be_written_as_numbers(written: torch.dtype, tmp_path: Path) -> None:
     head = tiny_head(tmp_path / "head")
     known = load((head / "model.safetensors").read_bytes())["t2d"]
-    lay_out(changed(head, t2d=known.to(written)), PRECISIONS["bf16"])
+    read_program(changed(head, t2d=known.to(written)), PRECISIONS["bf16"])
 
 
 def test_a_narrow_head_without_an_embedding_is_refused(tmp_path: Path) -> None:
     """Before the job starts: its target's embedding does not fit."""
     head = tiny_head(tmp_path / "head", hidden_size=64, target_hidden_size=96)
     with pytest.raises(ModelError, match=r'no "embed_tokens.weight", and the target\'s embeddings are 96 wide, not 64'):
-        lay_out(head, PRECISIONS["bf16"])
+        read_program(head, PRECISIONS["bf16"])
     own = tiny_head(tmp_path / "own", hidden_size=64, target_hidden_size=96, own_embedding=True)
-    lay_out(own, PRECISIONS["bf16"])
+    read_program(own, PRECISIONS["bf16"])
 
 
 def test_a_value_that_is_not_finite_is_told_with_its_file(tmp_path: Path, target: Path) -> None:

@@ -18,8 +18,8 @@ from benchmarks.families.settings import configuration
 from outrider.workers.engines.corrections import Corrections, KeptChoice
 from outrider.workers.engines.engine import Engine, Feed
 from outrider.workers.engines.hf import HfEngine
+from outrider.workers.engines.hf_batching import RowFeeding
 from outrider.workers.engines.hf_rows import HfRowEngine
-from outrider.workers.engines.ways import RowFeeding
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models import hf_loading

@@ -17,7 +17,7 @@ from transformers.quantizers.quantizer_bitnet import BitNetHfQuantizer
 
 from benchmarks.families.check import write
 from outrider.workers.engines.hf import vocabulary_of
-from outrider.workers.engines.ways import RowFeeding
+from outrider.workers.engines.hf_batching import RowFeeding
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models import probe, quantisation_libraries
@@ -25,7 +25,7 @@ from outrider.workers.models.hf_loading import _load_weights, load_hf
 from outrider.workers.models.library_weights import layer_that_mixes
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights
-from outrider.workers.models.probe import find_way
+from outrider.workers.models.probe import find_batching
 from outrider.workers.models.quantisation_libraries import NEEDS
 
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
@@ -74,11 +74,11 @@ def test_bitsandbytes_in_8_bits_looks_at_the_whole_pass_for_outliers(
     """Its library, tried apart, gave 3 of 8 rows of a batch another text before."""
     config = AutoConfig.from_pretrained(save_small(tmp_path))
     config.quantization_config = BITSANDBYTES | settings
-    way = find_way(config)
-    assert way.ragged is not pooled
+    batching = find_batching(config)
+    assert batching.ragged is not pooled
     if pooled:
-        assert way.feeding is RowFeeding.STEPPED
-        assert "its tokens in a pass change one another (quantization_config: llm_int8_threshold 6.0)" in way.note
+        assert batching.feeding is RowFeeding.STEPPED
+        assert "its tokens in a pass change one another (quantization_config: llm_int8_threshold 6.0)" in batching.note
 
 
 def test_what_a_configuration_does_not_tell_the_layers_show_by_themselves(

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from outrider.kernels.program import Kind
 from outrider.workers.errors import ModelError
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.config_file import quantisation_of, read_config
 from outrider.workers.models.language_model import SEEING, USUAL, language_config, language_name
-from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import native_supports
 from outrider.workers.precisions import PRECISIONS
@@ -58,7 +58,7 @@ def test_ministral_3_is_a_language_model_inside_mistral3(tmp_path: Path) -> None
     rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 32}
     language = {"model_type": "ministral3", "rope_parameters": rope | {"llama_4_scaling_beta": 0.3}}
     path = save_seeing("mistral3", tmp_path, language=language)
-    assert any(op.kind is Kind.SCALE for op in lay_out(path, PRECISIONS["fp32"]).program.ops)
+    assert any(op.kind is Kind.SCALE for op in read_program(path, PRECISIONS["fp32"]).program.ops)
     found, proposed = differences(path, reader=AutoModelForImageTextToText)
     assert not found
     assert proposed
@@ -127,7 +127,7 @@ def test_null_is_a_value(tmp_path: Path) -> None:
 
 
 def windows(path: Path) -> set[int]:
-    program = lay_out(path, PRECISIONS["fp32"]).program
+    program = read_program(path, PRECISIONS["fp32"]).program
     return {op.window for op in program.ops if op.kind is Kind.ATTENTION}
 
 
@@ -207,7 +207,7 @@ def test_names() -> None:
 def test_a_tensor_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     renamed(save_seeing("llava", tmp_path), "vision_tower.", "ears.")
     with pytest.raises(ModelError, match="ears"):
-        lay_out(tmp_path, PRECISIONS["fp32"])
+        read_program(tmp_path, PRECISIONS["fp32"])
 
 
 def test_one_that_is_not_known_is_left_to_transformers(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from outrider.kernels.program import Codes, Format, Kind
 from outrider.workers.engines.engine import Feed, Router
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import Sampling
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.families import build_program
-from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.precisions import PRECISIONS
 
@@ -85,10 +85,10 @@ def test_layers_that_guess_further_tokens_are_left_out(name: str, tmp_path: Path
     model.save_pretrained(tmp_path)
     set_config(tmp_path, num_nextn_predict_layers=1)
     rewritten(tmp_path, lambda tensors: tensors | {"model.layers.2.eh_proj.weight": torch.zeros(4, 4)})
-    lay_out(tmp_path, PRECISIONS["bf16"])
+    read_program(tmp_path, PRECISIONS["bf16"])
     rewritten(tmp_path, lambda tensors: tensors | {"model.layers.3.eh_proj.weight": torch.zeros(4, 4)})
     with pytest.raises(ModelError, match=r"holds .model\.layers\.3\.eh_proj\.weight., which no part of this model asks"):
-        lay_out(tmp_path, PRECISIONS["bf16"])
+        read_program(tmp_path, PRECISIONS["bf16"])
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,10 @@ def test_mxfp4_is_what_its_codes_stand_for(mxfp4: tuple[Path, Path]) -> None:
         distance = np.abs(logits(open_native(path, precision, threads=1)) - expected).max() / np.abs(expected).max()
         assert distance < bound, f"{precision}: {distance:.1e}"
     assert read_model_info(str(path)).made_for == "w4abf16"
-    laid_out = lay_out(path, PRECISIONS["w4abf16"])
-    assert "mxfp4, 4 bits, groups of 32" in laid_out.weights and laid_out.kept
-    op = next(op for op in laid_out.program.ops if op.kind is Kind.EXPERTS)
-    assert laid_out.program.weights[op.weight].stored.codes is Codes.E2M1
+    built = read_program(path, PRECISIONS["w4abf16"])
+    assert "mxfp4, 4 bits, groups of 32" in built.weights and built.kept
+    op = next(op for op in built.program.ops if op.kind is Kind.EXPERTS)
+    assert built.program.weights[op.weight].stored.codes is Codes.E2M1
     # Codes as they are and activations in fp32: the texts are transformers'.
     engine = open_native(path, "w8af32", threads=1)
     prompts = [prompt(length, 1, engine.vocabulary) for length in LENGTHS]
@@ -256,7 +256,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     name = "model.layers.0.block_sparse_moe.experts.3.w2.weight"
     rewritten(tmp_path, lambda tensors: {key: value for key, value in tensors.items() if key != name})
     with pytest.raises(ModelError, match=r"lacks the weight .model\.layers\.0\.mlp\.experts\.3\.down_proj\.weight"):
-        lay_out(tmp_path, PRECISIONS["bf16"])
+        read_program(tmp_path, PRECISIONS["bf16"])
 
 
 @pytest.mark.one_in(4)
@@ -268,9 +268,9 @@ def test_codes_of_fused_matrices_and_of_experts_are_kept(name: str, tmp_path: Pa
     model = tiny_model(name, **sizes)
     model.save_pretrained(tmp_path)
     compressed(tmp_path, num_bits=4, strategy="group", group_size=32)
-    laid_out = lay_out(tmp_path, PRECISIONS["w8af32"])
-    assert laid_out.kept
-    kept = [weight for weight in laid_out.program.weights if weight.storage is not None]
+    built = read_program(tmp_path, PRECISIONS["w8af32"])
+    assert built.kept
+    kept = [weight for weight in built.program.weights if weight.storage is not None]
     assert {weight.stored.codes for weight in kept} == {Codes.INT4} and len(kept) >= 8
     found, dequantised = (logits(open_native(tmp_path, each, threads=1)) for each in ("w8af32", "fp32"))
     assert np.abs(found - dequantised).max() < 1e-4 * np.abs(dequantised).max()
@@ -301,7 +301,7 @@ def test_fp8_by_blocks_is_what_its_numbers_are_in_the_order_that_rope_wants(name
     expected = theirs(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
     found = logits(open_native(tmp_path, "fp32", threads=1))
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
-    kept = [weight for weight in lay_out(tmp_path, PRECISIONS["bf16"]).program.weights if weight.storage is not None]
+    kept = [weight for weight in read_program(tmp_path, PRECISIONS["bf16"]).program.weights if weight.storage is not None]
     assert {weight.stored.codes for weight in kept} == {Codes.E4M3} and len(kept) >= 10
 
 

@@ -30,13 +30,13 @@ from outrider.workers.engines.native import NativeEngine
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.checkpoint import open_checkpoint
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.formats.configuration import read_quantisation
 from outrider.workers.models.formats.matrix import Parts
 from outrider.workers.models.formats.mlx import MlxMatrix
 from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.headers import read_entries
 from outrider.workers.models.language_model import language_config
-from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.memory_of_program import memory_of
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights, native_supports, open_model
@@ -112,7 +112,7 @@ def test_experts_lie_together_and_taps_turned_round(name: str, tmp_path: Path) -
     model = mlx_model(tmp_path, name, affine(4), FOUR)
     check(model, kept="bf16")
     check(model)
-    assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights
+    assert "dequantised" not in read_program(model, PRECISIONS["w4abf16"]).weights
 
 
 @pytest.mark.one_in(3)
@@ -132,7 +132,7 @@ def test_families_have_names_and_norms_of_their_own(name: str, changes: dict[str
     Nemotron's two matrices, Granite's layer that stands alone with gate and up apart."""
     model = mlx_model(tmp_path, name, affine(4), FOUR, changes=changes)
     check(model)
-    assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights
+    assert "dequantised" not in read_program(model, PRECISIONS["w4abf16"]).weights
 
 
 @pytest.mark.one_in(3)
@@ -144,7 +144,7 @@ def test_latent_attention_has_its_matrices_by_heads(name: str, quantised: bool, 
     model = mlx_model(tmp_path, name, affine(4), FOUR, lambda module: usual(module) and "kv_b_proj" not in module, sizes)
     by_heads(model, affine(4) if quantised else None)
     check(model)
-    weights = lay_out(model, PRECISIONS["w4abf16"]).program.weights
+    weights = read_program(model, PRECISIONS["w4abf16"]).program.weights
     of_heads = [each for each in weights if each.sources and ".embed_q." in each.sources[0].name]
     assert of_heads and all((each.storage is not None) == quantised for each in of_heads)
 
@@ -190,8 +190,8 @@ def test_experts_of_a_layer_stay_together_or_not_at_all(tmp_path: Path) -> None:
         return tensors | {name: changed}
 
     rewritten(model, change)
-    laid_out = lay_out(model, PRECISIONS["w4abf16"])
-    kept = [weight for weight in laid_out.program.weights if weight.sources and ".1.mlp.experts." in weight.sources[0].name]
+    built = read_program(model, PRECISIONS["w4abf16"])
+    kept = [weight for weight in built.program.weights if weight.sources and ".1.mlp.experts." in weight.sources[0].name]
     assert {weight.storage is None for weight in kept if "down_proj" in weight.sources[0].name} == {False}
     assert {weight.storage is None for weight in kept if "down_proj" not in weight.sources[0].name} == {True}
     logits(open_native(model, "w4abf16"))
@@ -249,7 +249,7 @@ def test_layers_may_be_quantised_in_ways_of_their_own(tmp_path: Path) -> None:
     check(model, kept="bf16")
     check(model)
     kinds = r"mlx mxfp4, 4 bits, .*; mlx, 4 bits, groups of 32 \(\d+\); mlx, 8 bits, groups of 32 \(3\)"
-    assert re.fullmatch(kinds, lay_out(model, PRECISIONS["w4abf16"]).weights)
+    assert re.fullmatch(kinds, read_program(model, PRECISIONS["w4abf16"]).weights)
     for name, said in {
         "lm_head": {"group_size": 64, "bits": 6},
         "model.layers.1.mlp.switch_mlp.up_proj": {"group_size": 16, "bits": 4},
@@ -329,10 +329,10 @@ def test_what_fp16_lacks_is_dequantised(scale: float, code: int, kept: bool, tmp
         return tensors | changed
 
     rewritten(model, change)
-    laid_out = lay_out(model, PRECISIONS["w4abf16"])
-    of_it = next(weight for weight in laid_out.program.weights if any(SMALL in each.name for each in weight.sources))
+    built = read_program(model, PRECISIONS["w4abf16"])
+    of_it = next(weight for weight in built.program.weights if any(SMALL in each.name for each in weight.sources))
     assert (of_it.storage is not None) == kept
-    assert laid_out.weights.endswith("; dequantised from mlx, 4 bits, groups of 32 (1)") == (not kept)
+    assert built.weights.endswith("; dequantised from mlx, 4 bits, groups of 32 (1)") == (not kept)
     wanted = logits(open_native(model, "fp32"))
     assert far(logits(open_native(model, "w8af32")), wanted) < BOUND
     logits(open_native(model, "w4abf16"))
@@ -341,11 +341,11 @@ def test_what_fp16_lacks_is_dequantised(scale: float, code: int, kept: bool, tmp
 def test_a_checkpoint_is_looked_at_again_when_it_has_changed(tmp_path: Path) -> None:
     """Whether fp16 has its scales is remembered."""
     model = mlx_model(tmp_path, "llama", affine(4), FOUR)
-    assert "dequantised" not in lay_out(model, PRECISIONS["w4abf16"]).weights
+    assert "dequantised" not in read_program(model, PRECISIONS["w4abf16"]).weights
     rewritten(
         model, lambda tensors: {name: each * 1e-5 if name.endswith(".biases") else each for name, each in tensors.items()}
     )
-    assert lay_out(model, PRECISIONS["w4abf16"]).weights.startswith("dequantised from mlx, 4 bits")
+    assert read_program(model, PRECISIONS["w4abf16"]).weights.startswith("dequantised from mlx, 4 bits")
 
 
 def _unpacked(packed: PackedModel) -> Iterator[tuple[Weight, np.ndarray]]:

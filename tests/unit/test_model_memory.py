@@ -22,7 +22,7 @@ from outrider.runner.planning.replica_plan import memory_by_files
 from outrider.runner.planning.topology import read_topology
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.cached_numbers import cached_numbers
-from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.memory_of_program import HUGE_PAGE, memory_of, memory_of_program
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.model_memory import MOST_RESERVED, PAIRED, ModelMemory, PairsMemory, scales_in_pairs
@@ -75,7 +75,7 @@ def test_what_is_not_known_before_a_model_is_open_is_not_guessed(model: Path) ->
 @pytest.mark.parametrize(("precision", "scales"), [("w4a8", "factors"), ("w4a8:g128", "words"), ("w8a8", ""), ("bf16", "")])
 def test_what_products_in_pairs_need_is_counted_where_they_are_made(precision: str, scales: str, model: Path) -> None:
     """Of these small ones each matrix of four-bit codes takes a huge page, others none."""
-    program = lay_out(model, PRECISIONS[precision]).program
+    program = read_program(model, PRECISIONS[precision]).program
     matrices = {op.weight for op in program.ops if op.kind is Kind.LINEAR}
     paired = [each for each in matrices if program.weights[each].format is Format.W4A8]
     assert bool(paired) == bool(scales)
@@ -86,7 +86,7 @@ def test_what_products_in_pairs_need_is_counted_where_they_are_made(precision: s
 @pytest.mark.parametrize(("precision", "scales"), [("w4a8", "factors"), ("w4a8:g128", "words")])
 def test_experts_have_the_numbers_of_their_pairs_together(precision: str, scales: str, tmp_path: Path) -> None:
     """A huge page for all of a layer's gates, and for all that follow them; none where their groups have factors."""
-    program = lay_out(save_tiny("mixtral", tmp_path / "mixtral"), PRECISIONS[precision]).program
+    program = read_program(save_tiny("mixtral", tmp_path / "mixtral"), PRECISIONS[precision]).program
     matrices = {op.weight for op in program.ops if op.kind is Kind.LINEAR}
     if scales == "words":
         matrices |= {op.weight for op in program.ops if op.kind is Kind.EXPERTS}
@@ -127,7 +127,7 @@ def test_a_library_that_is_missing_multiplies_nothing_in_pairs(monkeypatch: pyte
 def test_a_shortlist_is_counted_beside_the_whole_head(precision: str, model: Path) -> None:
     """Its rows of the packed head, and for each token of the vocabulary where it stands."""
     spec = ModelSpec(str(model), "native", precision)
-    program = lay_out(model, PRECISIONS[precision]).program
+    program = read_program(model, PRECISIONS[precision]).program
     head = next(op for op in reversed(program.ops) if op.kind is Kind.LINEAR)
     told, short = memory_of(spec, 8), memory_of(spec, 8, program.vocabulary // 4)
     assert told is not None and short is not None
@@ -140,7 +140,7 @@ def test_a_shortlist_is_counted_beside_the_whole_head(precision: str, model: Pat
 
 
 def test_of_a_large_vocabulary_a_quarter_is_counted_unasked(model: Path) -> None:
-    program = lay_out(model, PRECISIONS["w8a8"]).program
+    program = read_program(model, PRECISIONS["w8a8"]).program
     head = next(op for op in reversed(program.ops) if op.kind is Kind.LINEAR)
     every = 1 << 16
     large = replace(program.weights[head.weight], rows=every)
@@ -162,7 +162,7 @@ def test_a_drafts_shortlist_is_planned_with_and_a_target_has_none(model: Path, a
 
 def test_inputs_of_wide_matrices_are_counted(model: Path) -> None:
     """As they are multiplied: of 512 tokens 11,008 channels are 28 MB in fp32, a quarter more than that included."""
-    program = lay_out(model, PRECISIONS["fp32"]).program
+    program = read_program(model, PRECISIONS["fp32"]).program
     linear = next(op for op in program.ops if op.kind is Kind.LINEAR)
     wide = replace(program.weights[linear.weight], columns=11008)
     weights = tuple(wide if at == linear.weight else each for at, each in enumerate(program.weights))

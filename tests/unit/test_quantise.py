@@ -50,11 +50,11 @@ from outrider.workers.quantising.forward import Forward
 from outrider.workers.quantising.gptq import Feedback
 from outrider.workers.quantising.grids import Form, fit, nearest, whole_range
 from outrider.workers.quantising.layers import layers_of, live_buffers, named
-from outrider.workers.quantising.made import Made
 from outrider.workers.quantising.methods import Choice, best_of, rounded_in_all_ways, run_layer
 from outrider.workers.quantising.quantisable import check_quantisable
 from outrider.workers.quantising.quantiser import Wanted, choice_of, program_of, quantise
 from outrider.workers.quantising.scales import apply
+from outrider.workers.quantising.summary import QuantiseSummary
 
 LENGTH = 24
 GENERATOR = torch.Generator().manual_seed(11)
@@ -350,7 +350,7 @@ def wanted(path: Path, out: Path, method: str = "gptq", bits: int = 4, **more: A
     return Wanted(str(path), str(out), bits, method, **given)
 
 
-def quietly(request: Wanted) -> Made:
+def quietly(request: Wanted) -> QuantiseSummary:
     return quantise(request, lambda text: None)
 
 
@@ -674,7 +674,7 @@ def test_what_cannot_be_is_one_sentence(tmp_path: Path, changes: dict[str, Any],
 
 
 def test_what_was_made_is_told() -> None:
-    made = Made({"awq+gptq": 1, "gptq": 31}, 4.5, 32, 3_900_000_000)
+    made = QuantiseSummary({"awq+gptq": 1, "gptq": 31}, 4.5, 32, 3_900_000_000)
     assert quantize_module.result_line(Path("out"), made) == (
         "out: 3.9 GB, 4.50 bits a rounded weight in groups of 32; awq+gptq in 1 layer, gptq in 31 layers"
     )
@@ -682,7 +682,7 @@ def test_what_was_made_is_told() -> None:
 
 def test_the_driver_hears_what_was_made_without_torch() -> None:
     """It goes without: to be told of a checkpoint it would have loaded half a gigabyte."""
-    assert "torch" not in reached(Path(inspect.getfile(Made)))
+    assert "torch" not in reached(Path(inspect.getfile(QuantiseSummary)))
 
 
 def test_a_group_that_does_not_fit_is_told_before_cores_are_waited_for(tmp_path: Path) -> None:

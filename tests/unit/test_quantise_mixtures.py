@@ -26,16 +26,16 @@ from outrider.kernels.program import Kind, Program
 from outrider.runner.quality import quantize as quantize_module
 from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint import open_checkpoint
-from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.model_info import find
 from outrider.workers.precisions import PRECISIONS
 from outrider.workers.quantising import methods
 from outrider.workers.quantising.layers import layers_of, named
-from outrider.workers.quantising.made import Made
 from outrider.workers.quantising.methods import Choice, observe, rounded_in_all_ways, run_layer
 from outrider.workers.quantising.quantisable import check_quantisable
 from outrider.workers.quantising.quantiser import program_of, quantise, read
 from outrider.workers.quantising.scales import apply
+from outrider.workers.quantising.summary import QuantiseSummary
 
 # Not those whose experts are one matrix; with those whose layers are of several kinds.
 WITH_STATE = [name for name in TINY if name.startswith(OF_SEVERAL_KINDS)]
@@ -127,7 +127,7 @@ def test_what_is_written_of_a_mixture_is_what_was_meant(name: str, bits: int, me
     experts = sum(op.heads for op in program_of(path)[0].ops if op.kind is Kind.EXPERTS) // 2
     # So few tokens as these are, no expert has enough.
     assert made.experts == experts and made.few == (0 if method == "rtn" else experts)
-    assert lay_out(out, PRECISIONS["w8af32"]).kept
+    assert read_program(out, PRECISIONS["w8af32"]).kept
     found = native_logits(open_native(out, "fp32"), TOKENS[:LENGTH].tolist())
     with torch.inference_mode():
         exact = model(input_ids=TOKENS[None, :LENGTH]).logits[0].numpy()
@@ -306,7 +306,7 @@ def test_a_mixture_whose_experts_are_one_matrix_is_refused_by_name(tmp_path: Pat
 
 
 def test_how_many_experts_few_tokens_came_to_is_told() -> None:
-    made = Made({"gptq": 48}, 4.5, 32, 16_900_000_000, 37, 6144)
+    made = QuantiseSummary({"gptq": 48}, 4.5, 32, 16_900_000_000, 37, 6144)
     assert quantize_module.result_line(Path("out"), made) == (
         "out: 16.9 GB, 4.50 bits a rounded weight in groups of 32; gptq in 48 layers; 37 of 6,144 experts were calibrated "
         "on other tokens, too: few came to them"

@@ -32,14 +32,14 @@ from tiny_models import tiny_model
 
 from outrider.kernels import storage
 from outrider.kernels.program import Format, Weight
+from outrider.workers.engines.hf_batching import Batching
 from outrider.workers.engines.native import NativeEngine
-from outrider.workers.engines.ways import Way
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models import hf_loading
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.formats.configuration import read_quantisation
-from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights, native_supports, open_model
 from outrider.workers.models.packed import PackedModel
@@ -124,7 +124,7 @@ def dequantised(model: Path, out: Path) -> Path:
     shutil.copytree(directory, plain)
     for file in plain.glob("*.gguf"):
         file.unlink()
-    program = lay_out(model, PRECISIONS["fp32"]).program
+    program = read_program(model, PRECISIONS["fp32"]).program
     checkpoint = open_checkpoint(model)
     tensors = {}
     for weight in program.weights:
@@ -255,7 +255,7 @@ def test_matrices_of_one_input_may_be_quantised_in_different_ways(tmp_path: Path
 def test_gguf_types_with_scales_for_16_columns_stay_packed(type_: str, precision: str, tmp_path: Path) -> None:
     path = small_gguf(tmp_path, type_, **WIDE)
     assert read_model_info(str(path)).made_for == precision
-    assert lay_out(path, PRECISIONS[precision]).weights.startswith(f"gguf {type_}")
+    assert read_program(path, PRECISIONS[precision]).weights.startswith(f"gguf {type_}")
     wanted = logits(open_native(dequantised(path, tmp_path / "numbers"), "fp32"))
     np.testing.assert_array_equal(logits(open_native(path, "fp32")), wanted)
     assert np.abs(logits(open_native(path, "w8af32")) - wanted).max() <= 2e-5 * np.abs(wanted).max()
@@ -264,8 +264,8 @@ def test_gguf_types_with_scales_for_16_columns_stay_packed(type_: str, precision
 def test_codes_that_the_kernels_have_no_storage_for_run_dequantised(tmp_path: Path) -> None:
     path = compressed(save_small(tmp_path), **INT4 | {"group_size": 16, "symmetric": False})
     with pytest.raises(ModelError, match=r"cannot be kept in .*groups of 16: .*--precision bf16 runs it"):
-        lay_out(path, PRECISIONS["w4a8"])
-    assert lay_out(path, PRECISIONS["bf16"]).weights.startswith("dequantised from compressed-tensors pack-quantized")
+        read_program(path, PRECISIONS["w4a8"])
+    assert read_program(path, PRECISIONS["bf16"]).weights.startswith("dequantised from compressed-tensors pack-quantized")
     wanted = logits(open_native(dequantised(path, tmp_path / "numbers"), "fp32"))
     np.testing.assert_array_equal(logits(open_native(path, "fp32")), wanted)
 
@@ -274,14 +274,14 @@ def test_what_the_checkpoint_leaves_unquantised_is_not_rounded(tmp_path: Path) -
     path = packed_small(tmp_path, "awq")
     head = next(
         weight
-        for weight in lay_out(path, PRECISIONS["w4a8"]).program.weights
+        for weight in read_program(path, PRECISIONS["w4a8"]).program.weights
         if weight.sources and "lm_head" in weight.sources[0].name
     )
     assert head.format is Format.FP16
     bf16 = compressed(save_small(tmp_path / "other"), **INT4)
     formats = {
         weight.sources[0].name: weight.format
-        for weight in lay_out(bf16, PRECISIONS["w4a8"]).program.weights
+        for weight in read_program(bf16, PRECISIONS["w4a8"]).program.weights
         if weight.sources
     }
     assert formats["lm_head.weight"] is formats["model.embed_tokens.weight"] is Format.BF16
@@ -583,7 +583,7 @@ def test_scales_without_a_quantization_config_are_refused(engine: str, part: str
 def test_scales_that_no_library_takes_for_itself_are_refused_on_the_hf_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf_loading, "way_of", lambda path, fused: Way(True))
+    monkeypatch.setattr(hf_loading, "batching_of", lambda path, fused: Batching(True))
     path = rewritten(
         save_small(tmp_path / "model"),
         lambda found: found | {f"{name}_scale": torch.ones(1) for name in found if is_linear(name)},
@@ -644,9 +644,9 @@ def test_the_native_engine_supports_what_comes_quantised(tmp_path: Path) -> None
 def test_biases_of_zeros_beside_gptqs_codes_say_nothing(tmp_path: Path) -> None:
     """AutoGPTQ wrote them for layers that have none; others are a part of the model that config.json knows nothing of."""
     path = packed_small(tmp_path, "gptq")
-    rows = lay_out(path, PRECISIONS["w4abf16"])
+    rows = read_program(path, PRECISIONS["w4abf16"])
     zeros = torch.zeros(128, dtype=torch.float16)
     changed(path, **{f"{UP}bias": zeros})
-    assert lay_out(path, PRECISIONS["w4abf16"]) == rows
+    assert read_program(path, PRECISIONS["w4abf16"]) == rows
     changed(path, **{f"{UP}bias": zeros + 0.5})
     assert "up_proj.bias', which no part of this model asks for" in refused(path)

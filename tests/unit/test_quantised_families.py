@@ -36,9 +36,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.kernels.program import Codes, Format, Kind
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.formats import keeping
 from outrider.workers.models.formats.configuration import read_quantisation
-from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights, open_model
 from outrider.workers.models.twins import attention_of
@@ -144,7 +144,7 @@ def test_a_quantised_family_is_what_its_numbers_are(name: str, layout: str, tmp_
     model = made(tmp_path, name, LAYOUTS[layout])
     floats = read_model_info(str(model)).made_for == "bf16"
     check(model, kept="bf16" if floats else "w8af32")
-    weights = lay_out(model, PRECISIONS["bf16" if floats else "w8af32"]).program.weights
+    weights = read_program(model, PRECISIONS["bf16" if floats else "w8af32"]).program.weights
     assert any(weight.storage is not None for weight in weights)
 
 
@@ -154,7 +154,7 @@ def test_what_is_transposed_of_codes_is_kept_in_fp16_where_that_has_its_numbers(
 ) -> None:
     """Of kv_b_proj what makes keys. Scales in bf16 times seven have the bits that fp16 has, those in fp16 have more."""
     model = made(tmp_path, "glm4-moe-lite", LAYOUTS[layout], num_hidden_layers=2)
-    program = lay_out(model, PRECISIONS["w4abf16"]).program
+    program = read_program(model, PRECISIONS["w4abf16"]).program
     assert {weight.format for weight in program.weights if weight.sources and weight.sources[0].transposed} == {kept}
     if kept is Format.FP16:
         found = logits(open_native(model, "w4abf16"))
@@ -199,7 +199,7 @@ def test_every_expert_has_its_own_order_of_columns(ordered: str, tmp_path: Path)
     }
     assert len(orders) == (20 if ordered == "all" else 2)
     check(model)
-    program = lay_out(model, PRECISIONS["w4abf16"]).program
+    program = read_program(model, PRECISIONS["w4abf16"]).program
     op = next(op for op in program.ops if op.kind is Kind.EXPERTS)
     assert program.weights[op.weight].ordered
     found = logits(open_native(model, "w4a8"))
@@ -264,7 +264,7 @@ def test_the_last_group_or_block_of_a_row_need_not_be_whole(layout: str, tmp_pat
     }
     model = made(tmp_path, "dots1", layouts[layout], lambda module: "layers.0.mlp.down_proj" in module)
     kept = "bf16" if layout.startswith("fp8") else "w4abf16"
-    weights = [weight for weight in lay_out(model, PRECISIONS[kept]).program.weights if weight.storage is not None]
+    weights = [weight for weight in read_program(model, PRECISIONS[kept]).program.weights if weight.storage is not None]
     assert [(weight.columns, weight.group) for weight in weights] == [(192, 64)]
     check(model, kept="bf16" if layout.startswith("fp8") else "w8af32")
 
@@ -301,7 +301,7 @@ def test_experts_in_one_tensor_may_be_of_fp8(name: str, layout: Layout, tmp_path
         lambda tensors: {key: value for key, value in tensors.items() if not SINGLE.search(key)} | numbers,
     )
     check(model, kept="bf16")
-    program = lay_out(model, PRECISIONS["bf16"]).program
+    program = read_program(model, PRECISIONS["bf16"]).program
     experts = [program.weights[op.weight] for op in program.ops if op.kind is Kind.EXPERTS]
     assert experts and {weight.stored.codes for weight in experts} == {Codes.E4M3}
 
@@ -463,7 +463,7 @@ def test_modelopt_may_say_layer_by_layer_what_it_did(tmp_path: Path) -> None:
     check(model, kept="bf16")
     # Of both kinds the codes are kept, those of fp8 for a product in bf16.
     assert read_model_info(str(model)).made_for == "w4abf16"
-    codes = {weight.stored.codes for weight in lay_out(model, PRECISIONS["w4abf16"]).program.weights}
+    codes = {weight.stored.codes for weight in read_program(model, PRECISIONS["w4abf16"]).program.weights}
     assert {Codes.E2M1, Codes.E4M3} <= codes
     assert far(logits(open_native(model, "w4abf16")), expected(model.with_name("plain"))) < 0.05
     layers.pop("model.layers.0.self_attn.o_proj")
@@ -476,16 +476,16 @@ def test_modelopt_may_say_layer_by_layer_what_it_did(tmp_path: Path) -> None:
 def test_floats_of_four_bits_with_scales_of_eight_stay_packed(precision: str, tmp_path: Path) -> None:
     model = made(tmp_path, "ministral3", LAYOUTS["compressed nvfp4"])
     assert read_model_info(str(model)).made_for == "w4abf16"
-    laid_out = lay_out(model, PRECISIONS[precision])
-    assert laid_out.weights.startswith("compressed-tensors nvfp4-pack-quantized, 4 bits, groups of 16")
-    assert Codes.E2M1 in {weight.stored.codes for weight in laid_out.program.weights}
+    built = read_program(model, PRECISIONS[precision])
+    assert built.weights.startswith("compressed-tensors nvfp4-pack-quantized, 4 bits, groups of 16")
+    assert Codes.E2M1 in {weight.stored.codes for weight in built.program.weights}
     np.testing.assert_array_equal(logits(open_native(model, "bf16")), logits(open_native(model.with_name("plain"), "bf16")))
 
 
 def test_floats_of_four_bits_under_powers_of_two_stay_packed(tmp_path: Path) -> None:
     model = made(tmp_path, "ernie-moe", LAYOUTS["compressed mxfp4"])
     assert read_model_info(str(model)).made_for == "w4abf16"
-    program = lay_out(model, PRECISIONS["w4abf16"]).program
+    program = read_program(model, PRECISIONS["w4abf16"]).program
     experts = [program.weights[op.weight] for op in program.ops if op.kind is Kind.EXPERTS]
     assert experts and {weight.stored.codes for weight in experts} == {Codes.E2M1}
     assert {weight.format for weight in experts} == {Format.W4ABF16}

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.probe import find_way
+from outrider.workers.models.probe import find_batching
 from outrider.workers.models.twins import twin_config
 
 SHAPES = [  # heads, heads of keys, their size
@@ -33,7 +33,7 @@ def test_a_model_of_few_heads_has_a_twin_that_runs(family: str, heads: int, key_
         num_hidden_layers=2,
         vocab_size=60,
     )
-    assert find_way(config).ragged
+    assert find_batching(config).ragged
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_one_of_the_older_and_of_the_newer_names(family: str, heads: int) -> Non
     )
     if family == "qwen3_next":
         names |= {"num_key_value_heads": 1, "linear_num_value_heads": heads, "linear_num_key_heads": heads, "head_dim": 8}
-    find_way(AutoConfig.for_model(family, vocab_size=60, **names))
+    find_batching(AutoConfig.for_model(family, vocab_size=60, **names))
 
 
 @pytest.mark.parametrize("family", ["siglip", "paligemma", "qwen2_5_omni"])
 def test_a_family_without_a_language_model_of_its_own_is_refused(family: str) -> None:
     """It was said in transformers' words, which name classes."""
     with pytest.raises(ModelError, match=r"^transformers has no causal language model of this family"):
-        find_way(AutoConfig.for_model(family))
+        find_batching(AutoConfig.for_model(family))
 
 
 def test_layers_that_a_list_names_are_among_those_of_the_twin() -> None:

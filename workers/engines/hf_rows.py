@@ -17,8 +17,8 @@ from transformers.cache_utils import DynamicLayer
 
 from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, Feed, StopRule
 from outrider.workers.engines.hf import RowState, choose_last, vocabulary_of
+from outrider.workers.engines.hf_batching import RowFeeding
 from outrider.workers.engines.stepwise import decode_in_steps
-from outrider.workers.engines.ways import RowFeeding
 from outrider.workers.messages import Sampling
 
 # How many copies of a row's cache are kept where it cannot be truncated: one for each pass, so that a draft can go back so

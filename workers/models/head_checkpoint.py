@@ -75,7 +75,7 @@ def open_head(head: Path, target: Path, allow_pickle: bool = False) -> HeadCheck
     return HeadCheckpoint(open_checkpoint(head, allow_pickle), open_checkpoint(target, allow_pickle))
 
 
-def lay_out_head(path: Path, head: HeadConfig, precision: Precision, allow_pickle: bool = False) -> Program:
+def head_program(path: Path, head: HeadConfig, precision: Precision, allow_pickle: bool = False) -> Program:
     """The head's program; a ModelError where it lacks a tensor or has unknown ones."""
     checkpoint = open_checkpoint(path, allow_pickle)
     try:

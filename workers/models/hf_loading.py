@@ -15,22 +15,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.hf import HfEngine, vocabulary_of
+from outrider.workers.engines.hf_batching import Batching, RowFeeding
 from outrider.workers.engines.hf_masks import NotHonoured
 from outrider.workers.engines.hf_rows import HfRowEngine
-from outrider.workers.engines.ways import RowFeeding, Way
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models import ipex
+from outrider.workers.models.batching_cache import batching_of, said_of
 from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
 from outrider.workers.models.library_weights import layer_that_mixes, parts_of
 from outrider.workers.models.model_info import ModelInfo, read_model_info, weight_files
-from outrider.workers.models.probe import find_way
+from outrider.workers.models.probe import find_batching
 from outrider.workers.models.quantisation_libraries import check_library, installed_by, is_compiled
 from outrider.workers.models.twins import attention_of
 from outrider.workers.models.unread_keys import refuse_unread
-from outrider.workers.models.way_cache import said_of, way_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -53,7 +53,7 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[st
     refuse_unread(config, source)
     check_library(config, source, spec.device)
     with said_of(model_info):
-        way = way_of(Path(model_info.path), spec.fast_attention)
+        batching = batching_of(Path(model_info.path), spec.fast_attention)
     model = _load_weights(model_info, DTYPES[spec.precision], spec)
     notes = []
     if extension := ipex.used_for(spec):
@@ -65,32 +65,32 @@ def load_hf(spec: ModelSpec) -> tuple[HfEngine | HfRowEngine, ModelInfo, list[st
             said = f"{model_info.name}: without Intel's extension {extension}, since with it {trouble}"
         notes.append(said)
     expected = _probed(model, model_info, spec)
-    way = _way_as_quantised(way, model, model_info, spec)
-    if way.ragged:
+    batching = _batching_as_quantised(batching, model, model_info, spec)
+    if batching.ragged:
         engine = HfEngine(model, model_info.context, fused=spec.fast_attention)
         if _ragged_agrees(engine, expected):
             return engine, model_info, notes
         engine.release()
-        alone = find_way(model.config, spec.fast_attention, ragged=False)
-        way = replace(alone, why=f"on {spec.device} in {spec.precision} rows that share a pass change one another")
+        alone = find_batching(model.config, spec.fast_attention, ragged=False)
+        batching = replace(alone, why=f"on {spec.device} in {spec.precision} rows that share a pass change one another")
     return (
-        HfRowEngine(model, model_info.context, way.feeding),
+        HfRowEngine(model, model_info.context, batching.feeding),
         model_info,
-        [*notes, f"{model_info.name} ({model_info.family}): {way.note}"],
+        [*notes, f"{model_info.name} ({model_info.family}): {batching.note}"],
     )
 
 
-def _way_as_quantised(way: Way, model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> Way:
-    """The way for a quantised model, whose loaded layers are tried: twins are not quantised, and configurations do not say
+def _batching_as_quantised(batching: Batching, model: PreTrainedModel, model_info: ModelInfo, spec: ModelSpec) -> Batching:
+    """The batching for a quantised model, whose loaded layers are tried: twins are not quantised, and no configuration says
     how a library computes."""
-    stepped = not way.ragged and way.feeding is RowFeeding.STEPPED
+    stepped = not batching.ragged and batching.feeding is RowFeeding.STEPPED
     if getattr(model, "hf_quantizer", None) is None or stepped:
-        return way
+        return batching
     mixes = layer_that_mixes(model, torch.tensor([_probe_of(vocabulary_of(model))], device=model.device))
     if mixes is None:
-        return way
+        return batching
     with said_of(model_info):
-        return find_way(
+        return find_batching(
             model.config,
             spec.fast_attention,
             pooled=f"its tokens in a pass change one another as it is quantised ({mixes})",

@@ -10,7 +10,7 @@ from outrider.kernels.packer import packed_bytes
 from outrider.kernels.program import OUTER_PRODUCTS, RECURRENT, Codes, Format, Kind, Op, Program, Scales, Weight
 from outrider.workers.engines.native import head_of, reserved, scored_tokens
 from outrider.workers.messages import ModelSpec
-from outrider.workers.models.laying_out import lay_out
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.model_info import weight_files
 from outrider.workers.models.model_memory import NO_PAIRS, ModelMemory, PairsMemory
 from outrider.workers.models.opening import with_cache
@@ -40,8 +40,8 @@ def memory_of(spec: ModelSpec, rows: int, shortlist: int | None = 0) -> ModelMem
     directory = Path(spec.path)
     if spec.engine != "native" or weight_files(directory)[0].suffix == ".bin":
         return None
-    laid_out = lay_out(directory, PRECISIONS[spec.precision], states=spec.states)
-    return memory_of_program(with_cache(laid_out.program, spec), rows, shortlist)
+    built = read_program(directory, PRECISIONS[spec.precision], states=spec.states)
+    return memory_of_program(with_cache(built.program, spec), rows, shortlist)
 
 
 def memory_of_program(program: Program, rows: int, shortlist: int | None = 0) -> ModelMemory:

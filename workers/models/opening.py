@@ -15,13 +15,13 @@ from outrider.workers.errors import ModelError, UsageError, WorkerError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models import ipex
 from outrider.workers.models.checkpoint import open_checkpoint
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.config_file import config_path, quantisation_of, read_config
 from outrider.workers.models.families import build_head, build_program
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.headers import INDEX, SINGLE
 from outrider.workers.models.heads import read_head
-from outrider.workers.models.laying_out import lay_out
 from outrider.workers.models.model_info import weight_files
 from outrider.workers.models.quantisation_libraries import check_library
 from outrider.workers.models.unread_keys import refuse_unread
@@ -86,7 +86,7 @@ def check_weights(
     if allow_pickle and not safe:
         return
     if engine == "native":
-        lay_out(directory, PRECISIONS.get(precision, Precision(Format.BF16)))
+        read_program(directory, PRECISIONS.get(precision, Precision(Format.BF16)))
     elif is_gguf(directory):
         raise ModelError(f"{path}: the hf engine does not read GGUF files; leave out --engine hf")
     elif not any((directory / name).exists() for name in HF_WEIGHTS[safe]):
@@ -129,9 +129,9 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     except (library.KernelsUnavailable, library.KernelError) as error:
         raise UsageError(f"the native engine cannot be used: {error}; --engine hf can") from error
     model_info = read_model_info(spec.path)
-    laid_out = lay_out(Path(model_info.path), PRECISIONS[spec.precision], spec.allow_pickle, spec.states)
+    built = read_program(Path(model_info.path), PRECISIONS[spec.precision], spec.allow_pickle, spec.states)
     target_info = read_model_info(spec.target) if model_info.head else None
-    program = with_cache(laid_out.program, spec)
+    program = with_cache(built.program, spec)
     threads = spec.threads or len(spec.cores) or len(os.sched_getaffinity(0))
     packer = NativePacker()
     packed = load_packed(model_info, program, packer, threads, spec.allow_pickle, progress, target_info)
@@ -141,8 +141,8 @@ def _open_native(spec: ModelSpec, progress: Callable[[int, int], None]) -> OpenM
     except library.KernelError as error:
         raise WorkerError(f"the native engine cannot be started: {error}") from error
     path = {"engine": "native", "precision": spec.precision, "packing": f"{packer.version}, loading {LOADING_VERSION}"}
-    path |= _arithmetic(program, spec.precision, laid_out.weights)
-    rounding = f"{laid_out.weights}, " if laid_out.weights else ""
+    path |= _arithmetic(program, spec.precision, built.weights)
+    rounding = f"{built.weights}, " if built.weights else ""
     size = f"{packed.size / 1e9:.2f} GB" if packed.size >= 1e9 else f"{packed.size / 1e6:.1f} MB"
     source = "from the cache" if packed.cached else "packed now"
     cache = ", keys and values in 8 bits" if program.cache is Cache.INT8 else ""

@@ -1,10 +1,10 @@
-"""Finds the best way in which the hf engine computes a model exactly as transformers' ``generate``, by trials on a small
+"""Finds the best batching with which the hf engine computes a model exactly as ``generate`` does, by trials on a small
 twin.
 
 The twin (``workers/models/twins.py``) has the model's class and features, and some ten thousand weights. ``generate``
-writes a few texts with it: shorter and longer than its windows, chunks and switches of rope, and across them. Then each way
-has to give the same logits along these texts: with rows of different lengths in one pass, prompts in pieces, candidates
-that are accepted and rejected, and forks. The first way that does is used.
+writes a few texts with it: shorter and longer than its windows, chunks and switches of rope, and across them. Each kind of
+batching then has to give the same logits along these texts: with rows of different lengths in one pass, prompts in
+pieces, candidates that are accepted and rejected, and forks. The first batching that passes is used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformers.quantizers import AutoHfQuantizer
 
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.hf import HfEngine
+from outrider.workers.engines.hf_batching import Batching, RowFeeding
 from outrider.workers.engines.hf_masks import NotHonoured
 from outrider.workers.engines.hf_rows import CACHE_NAMES, HfRowEngine
-from outrider.workers.engines.ways import RowFeeding, Way
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import Sampling
 from outrider.workers.models.formats.section import KEY
@@ -61,10 +61,10 @@ class Text:
     scores: torch.Tensor
 
 
-def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True, pooled: str = "") -> Way:
-    """The best way to run models of this configuration that gives transformers' own texts; a ModelError where none does.
+def find_batching(config: PretrainedConfig, fused: bool = True, ragged: bool = True, pooled: str = "") -> Batching:
+    """The best batching for models of this configuration that gives transformers' own texts; a ModelError where none does.
 
-    Without ``ragged`` only ways with one row at a time are tried. ``pooled`` says why a token's logits depend on the other
+    Without ``ragged`` only kinds with one row at a time are tried. ``pooled`` says why a token's logits depend on the other
     tokens of its pass, if that is known of the model itself.
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -92,14 +92,14 @@ def find_way(config: PretrainedConfig, fused: bool = True, ragged: bool = True, 
     if model._supports_attention_backend and ragged and not pooled:
         found = _differs(partial(HfEngine, model, CONTEXT, fused), texts)
         if found is None:
-            return Way(True)
+            return Batching(True)
         why = beside or found
         model = build_twin(twin_config(config), fused=fused)
     first = ""
     for feeding in (RowFeeding.STEPPED,) if pooled else RowFeeding:
         found = _differs(partial(HfRowEngine, model, CONTEXT, feeding), texts)
         if found is None:
-            return Way(False, feeding, why)
+            return Batching(False, feeding, why)
         first = first or found
     raise ModelError(f"{why}, and a row alone does not give the text of transformers' generate either: {first}")
 
@@ -216,7 +216,7 @@ def _differs(open_engine: Callable[[], Engine], texts: Sequence[Text]) -> str | 
     except NotHonoured as error:
         return f"its attention asks for {error}"
     except Exception as error:  # a model's own code may fail in any way
-        logger.info("a way to run a model fails", exc_info=True)
+        logger.info("a batching fails", exc_info=True)
         return f"transformers fails at it ({type(error).__name__}: {said(error)})"
     return None
 

@@ -25,7 +25,6 @@ from outrider.workers.quantising.folder import THREADS, Folder, digest_of_tokens
 from outrider.workers.quantising.forward import Buffers, Forward
 from outrider.workers.quantising.grids import Form
 from outrider.workers.quantising.layers import Layer, layers_of
-from outrider.workers.quantising.made import Made
 from outrider.workers.quantising.methods import (
     GPTQ,
     Choice,
@@ -34,6 +33,7 @@ from outrider.workers.quantising.methods import (
     run_layer,
 )
 from outrider.workers.quantising.quantisable import check_free, described_program, group_of
+from outrider.workers.quantising.summary import QuantiseSummary
 
 # Raised with every change of the bytes that a plan gives: a killed run is continued by the same version only.
 VERSION = 4
@@ -83,7 +83,7 @@ def choice_of(bits: int, method: str, group: int | None, program: Program, dtype
     return Choice(method, form, activations=bits == 8)
 
 
-def quantise(wanted: Wanted, tell: Tell) -> Made:
+def quantise(wanted: Wanted, tell: Tell) -> QuantiseSummary:
     """``tell`` gets lines of progress. A killed run is continued at its layer, with the same bytes as result."""
     model_info = read_model_info(wanted.path)
     check_unchanged(model_info.path, wanted.digest)
@@ -209,7 +209,7 @@ def _finished(
     folder: Folder,
     source: Path,
     values: Mapping[str, Any],
-) -> Made:
+) -> QuantiseSummary:
     inside = {tensor.name for layer in layers for tensor in layer.tensors(program)}
     outside = {part.name: part for weight in program.weights for part in weight.sources if part.name not in inside}
     tensors, stored = read(checkpoint, list(outside.values()))
@@ -239,7 +239,7 @@ def _finished(
     weights = sum(math.prod(tensor.shape) for layer in layers for tensor in layer.matrices(program))
     bits = _stored_bits(program, layers, choice.form) / weights
     size = sum(file.stat().st_size for file in folder.out.glob("*.safetensors"))
-    return Made(counts, bits, choice.form.group, size, few, experts)
+    return QuantiseSummary(counts, bits, choice.form.group, size, few, experts)
 
 
 def _stored_bits(program: Program, layers: list[Layer], form: Form) -> int:

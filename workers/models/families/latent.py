@@ -26,8 +26,8 @@ from outrider.workers.models.rope import LONG, Rope, latent_factor, read_rope
 EPSILON = 1e-6
 # The kernels' attention requires sizes of keys and values that are multiples of this.
 HEAD_UNIT = 8
-# laying_out.py sets this key where the checkpoint has the two halves of kv_b_proj as separate matrices of each head, as
-# MLX's have (formats/mlx_families.py).
+# checkpoint_program.py sets this key where the checkpoint has the two halves of kv_b_proj as separate matrices of each
+# head, as MLX's have (formats/mlx_families.py).
 BY_HEADS = "kv_b_proj_by_heads"
 # A.X-K1's: a key for whether the router has corrections, and the norm after its experts.
 CORRECTIONS, BEHIND_EXPERTS = "e_score_correction_bias", "post_mlp_layernorm"
@@ -134,7 +134,7 @@ def _sarvam_as_deepseek(config: Config) -> Config:
 
 
 def axk1(config: Config, begin: Begin) -> Program:
-    """DeepSeek V3 with a norm after the experts, and with corrections where the checkpoint has some (laying_out.py)."""
+    """DeepSeek V3 with a norm after the experts, and corrections where the checkpoint has some (checkpoint_program.py)."""
     sizes = _sizes(config, layers=61, ffn=18432, heads=64)
     _check_experts(config, "sigmoid", every=None)
     config.only("topk_method", "noaux_tc")

@@ -192,7 +192,7 @@ def _beside(config: Config) -> int:
     return config.whole("shared_intermediate_size", 0)
 
 
-# laying_out.py and the GGUF reader set this key to false where gate and up of the shared expert, or of the only
+# checkpoint_program.py and the GGUF reader set this key to false where gate and up of the shared expert, or of the only
 # feed-forward layer, are separate tensors.
 FUSED = "fused_projections"
 

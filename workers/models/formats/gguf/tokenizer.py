@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as Fast
 from transformers import PreTrainedTokenizerFast
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.formats.gguf.cuts import CUTS, Cut
 from outrider.workers.models.formats.gguf.end_tokens import CONTROL, TOKENIZER, USER_DEFINED
+from outrider.workers.models.formats.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from outrider.workers.models.formats.gguf.split import read_gguf
 from outrider.workers.models.headers import quoted
 
@@ -89,7 +89,7 @@ class _Parts:
         )
 
     def _usually_starts(self) -> bool:
-        return self._cut().begins if self.kind == "gpt2" else self.kind == "llama"
+        return self._pre_tokenizer().begins if self.kind == "gpt2" else self.kind == "llama"
 
     def _templates(self) -> str | dict[str, str] | None:
         """The chat template, or several by name (``tool_use`` for rows with tools)."""
@@ -124,23 +124,23 @@ class _Parts:
     def _vocabulary(self) -> dict[str, int]:
         return {token: id_ for id_, token in enumerate(self.tokens)}
 
-    def _cut(self) -> Cut:
+    def _pre_tokenizer(self) -> PreTokenizer:
         name = self.values.get(f"{TOKENIZER}pre", "default")
         if name == "default":
             raise self._refused(
                 f'does not say how it cuts text ("{TOKENIZER}pre"): convert the model anew, or take a newer file'
             )
-        if name not in CUTS:
+        if name not in PRE_TOKENIZERS:
             raise self._refused(
                 f"cuts text in the way {quoted(name)}, which is not known here; run the model from its own files"
             )
-        return CUTS[name]
+        return PRE_TOKENIZERS[name]
 
     def _byte_level(self) -> Fast:
-        cut = self._cut()
-        fast = Fast(models.BPE(self._vocabulary(), self._stated_merges(), ignore_merges=cut.whole_words))
-        fast.pre_tokenizer = cut.pre_tokenizer()
-        if cut.composed:
+        words = self._pre_tokenizer()
+        fast = Fast(models.BPE(self._vocabulary(), self._stated_merges(), ignore_merges=words.whole_words))
+        fast.pre_tokenizer = words.build()
+        if words.composed:
             fast.normalizer = normalizers.NFC()
         fast.decoder = decoders.ByteLevel()
         return fast

@@ -17,7 +17,7 @@ Step = str | Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Cut:
+class PreTokenizer:
     """``steps``: each splits the pieces of the one before."""
 
     steps: tuple[Step, ...]
@@ -28,7 +28,7 @@ class Cut:
     # Whether texts begin with the bos token if the file does not say, as in llama.cpp.
     begins: bool = False
 
-    def pre_tokenizer(self) -> Any:
+    def build(self) -> Any:
         """The library's pre-tokenizer: splits text into words, and maps bytes to letters."""
         steps = [step() if callable(step) else pre_tokenizers.Split(Regex(step), "isolated") for step in self.steps]
         # GPT-2's own step maps bytes to letters as well (Falcon's steps split these further).
@@ -125,23 +125,23 @@ _PHRASES = (
 )
 _JAIS_2_SPACES = "".join(rf"|\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + r"|\s{1}"
 
-_BY_GPT_2 = Cut((_gpt_2,))
-_BY_NEOX = Cut((_gpt_2,), composed=True)
-_BY_STARCODER = Cut((_single_digits, _gpt_2))
-_BY_LLAMA_3 = Cut((_LLAMA_3,), whole_words=True, begins=True)
-_BY_QWEN_2 = Cut((_QWEN_2,))
-_BY_QWEN_2_COMPOSED = Cut((_QWEN_2,), composed=True)
-_BY_DEEPSEEK_3 = Cut(_DEEPSEEK_3)
-_BY_GPT_4O = Cut((_GPT_4O,), whole_words=True)
-_BY_GLM_4 = Cut((_LLAMA_3,), whole_words=True)
+_BY_GPT_2 = PreTokenizer((_gpt_2,))
+_BY_NEOX = PreTokenizer((_gpt_2,), composed=True)
+_BY_STARCODER = PreTokenizer((_single_digits, _gpt_2))
+_BY_LLAMA_3 = PreTokenizer((_LLAMA_3,), whole_words=True, begins=True)
+_BY_QWEN_2 = PreTokenizer((_QWEN_2,))
+_BY_QWEN_2_COMPOSED = PreTokenizer((_QWEN_2,), composed=True)
+_BY_DEEPSEEK_3 = PreTokenizer(_DEEPSEEK_3)
+_BY_GPT_4O = PreTokenizer((_GPT_4O,), whole_words=True)
+_BY_GLM_4 = PreTokenizer((_LLAMA_3,), whole_words=True)
 # Digits in groups of three counted from the last digit, if a word boundary follows it.
-_BY_COMMAND_A = Cut((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT_4O), composed=True)
-_BY_LING = Cut(
+_BY_COMMAND_A = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT_4O), composed=True)
+_BY_LING = PreTokenizer(
     (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
 )
-_BY_BLOOM = Cut((_BLOOM,))
+_BY_BLOOM = PreTokenizer((_BLOOM,))
 
-CUTS: dict[str, Cut] = {
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "gpt-2": _BY_GPT_2,
     "gpt2": _BY_GPT_2,
     "phi-2": _BY_GPT_2,
@@ -161,8 +161,8 @@ CUTS: dict[str, Cut] = {
     "exaone": _BY_STARCODER,
     "minerva-7b": _BY_STARCODER,
     "mellum2": _BY_STARCODER,
-    "command-r": Cut((_single_digits, _gpt_2), composed=True),
-    "falcon": Cut((_runs_of_punctuation, _gpt_2, _runs_of_digits, "[0-9][0-9][0-9]")),
+    "command-r": PreTokenizer((_single_digits, _gpt_2), composed=True),
+    "falcon": PreTokenizer((_runs_of_punctuation, _gpt_2, _runs_of_digits, "[0-9][0-9][0-9]")),
     "llama-bpe": _BY_LLAMA_3,
     "llama-v3": _BY_LLAMA_3,
     "llama3": _BY_LLAMA_3,
@@ -170,13 +170,13 @@ CUTS: dict[str, Cut] = {
     "pixtral": _BY_LLAMA_3,
     "midm-2.0": _BY_LLAMA_3,
     "lfm2": _BY_LLAMA_3,
-    "smaug-bpe": Cut((_LLAMA_3,), whole_words=True),
-    "dbrx": Cut((_LLAMA_3,)),
-    "chatglm-bpe": Cut((_LLAMA_3,)),
+    "smaug-bpe": PreTokenizer((_LLAMA_3,), whole_words=True),
+    "dbrx": PreTokenizer((_LLAMA_3,)),
+    "chatglm-bpe": PreTokenizer((_LLAMA_3,)),
     "glm4": _BY_GLM_4,
     "glm5": _BY_GLM_4,
-    "minicpm5": Cut((r"\p{N}{1,3}", _WORDS + r"\p{N}+" + _REST), whole_words=True),
-    "jais-2": Cut((_WORDS + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+" + _JAIS_2_SPACES,)),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _WORDS + r"\p{N}+" + _REST), whole_words=True),
+    "jais-2": PreTokenizer((_WORDS + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+" + _JAIS_2_SPACES,)),
     "qwen2": _BY_QWEN_2_COMPOSED,
     "deepseek-r1-qwen": _BY_QWEN_2_COMPOSED,
     "stablelm2": _BY_QWEN_2_COMPOSED,
@@ -186,19 +186,19 @@ CUTS: dict[str, Cut] = {
     "kormo": _BY_QWEN_2,
     "grok-2": _BY_QWEN_2,
     "solar-open": _BY_QWEN_2,
-    "laguna": Cut((_lines, _QWEN_2)),
-    "qwen35": Cut((_QWEN_35,), composed=True),
-    "seed-coder": Cut((_WORDS + r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+" + _SPACES,)),
-    "ufakzeka": Cut((_LETTERS + r"\p{N}" + _REST,)),
-    "tekken": Cut((_TEKKEN,), whole_words=True, begins=True),
+    "laguna": PreTokenizer((_lines, _QWEN_2)),
+    "qwen35": PreTokenizer((_QWEN_35,), composed=True),
+    "seed-coder": PreTokenizer((_WORDS + r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+" + _SPACES,)),
+    "ufakzeka": PreTokenizer((_LETTERS + r"\p{N}" + _REST,)),
+    "tekken": PreTokenizer((_TEKKEN,), whole_words=True, begins=True),
     "gpt-4o": _BY_GPT_4O,
     "llama4": _BY_GPT_4O,
     "kanana2": _BY_GPT_4O,
     "talkie": _BY_GPT_4O,
-    "minimax-m2": Cut((_GPT_4O,)),
+    "minimax-m2": PreTokenizer((_GPT_4O,)),
     "tiny_aya": _BY_COMMAND_A,
     "cohere2moe": _BY_COMMAND_A,
-    "kimi-k2": Cut((_KIMI,)),
+    "kimi-k2": PreTokenizer((_KIMI,)),
     "bailingmoe": _BY_LING,
     "bailingmoe2": _BY_LING,
     "llada-moe": _BY_LING,
@@ -206,9 +206,9 @@ CUTS: dict[str, Cut] = {
     "hunyuan-dense": _BY_DEEPSEEK_3,
     "hy_v4": _BY_DEEPSEEK_3,
     "joyai-llm": _BY_DEEPSEEK_3,
-    "spark2_5": Cut((r"\p{N}{1,3}", _HAN_AND_KANA, _DEEPSEEK_WORDS + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")),
-    "deepseek-coder": Cut((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, _single_digits)),
-    "deepseek-llm": Cut(
+    "spark2_5": PreTokenizer((r"\p{N}{1,3}", _HAN_AND_KANA, _DEEPSEEK_WORDS + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, _single_digits)),
+    "deepseek-llm": PreTokenizer(
         (
             r"[\r\n]",
             _DEEPSEEK_LETTERS,
@@ -218,12 +218,12 @@ CUTS: dict[str, Cut] = {
             _single_digits,
         )
     ),
-    "youtu": Cut((_YOUTU_SCRIPTS, _cased(f"{_CONTRACTIONS}?", r"\p{N}", r"\r\n/")), whole_words=True),
+    "youtu": PreTokenizer((_YOUTU_SCRIPTS, _cased(f"{_CONTRACTIONS}?", r"\p{N}", r"\r\n/")), whole_words=True),
     "bloom": _BY_BLOOM,
     "poro-chat": _BY_BLOOM,
     "gpt3-finnish": _BY_BLOOM,
-    "viking": Cut((_BLOOM, _single_digits)),
-    "chameleon": Cut(
+    "viking": PreTokenizer((_BLOOM, _single_digits)),
+    "chameleon": PreTokenizer(
         (
             "<sentinel:[0-9]+>",
             "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
@@ -234,7 +234,7 @@ CUTS: dict[str, Cut] = {
         ),
         begins=True,
     ),
-    "superbpe": Cut((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
-    "afmoe": Cut(_AFMOE),
-    "exaone-moe": Cut((_PHRASES,), composed=True),
+    "superbpe": PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "afmoe": PreTokenizer(_AFMOE),
+    "exaone-moe": PreTokenizer((_PHRASES,), composed=True),
 }

@@ -27,14 +27,14 @@ from outrider.workers.models.formats.unexpected_tensors import (
     of_shared_keys,
     refuse_unexpected,
 )
-from outrider.workers.models.head_checkpoint import lay_out_head
+from outrider.workers.models.head_checkpoint import head_program
 from outrider.workers.models.heads import read_head
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.precisions import Precision, rounding
 
 
 @dataclass(frozen=True, slots=True)
-class LaidOut:
+class CheckpointProgram:
     """A program, and how the checkpoint is quantised: each scheme with the number of its matrices.
 
     ``dequantised`` are the schemes of matrices that are dequantised, if the program keeps the codes of others. ``rounded``
@@ -62,21 +62,23 @@ class LaidOut:
         return "; ".join(f"{before}{schemes}" for schemes, before in lists if schemes)
 
 
-def lay_out(path: Path, precision: Precision, allow_pickle: bool = False, states: Sequence[int] = ()) -> LaidOut:
+def read_program(
+    path: Path, precision: Precision, allow_pickle: bool = False, states: Sequence[int] = ()
+) -> CheckpointProgram:
     """Raises a ModelError if a tensor is missing, has another shape or type, or is unknown.
 
     ``states`` are the layers whose inputs a pass returns for a head.
     """
     if (head := read_head(path)) is not None:
-        return LaidOut(lay_out_head(path, head, precision, allow_pickle), rounded=rounding(precision))
+        return CheckpointProgram(head_program(path, head, precision, allow_pickle), rounded=rounding(precision))
     checkpoint = open_checkpoint(path, allow_pickle)
     try:
-        return _lay_out(path, precision, checkpoint, states)
+        return _read_program(path, precision, checkpoint, states)
     finally:
         checkpoint.close()
 
 
-def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: Sequence[int]) -> LaidOut:
+def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, states: Sequence[int]) -> CheckpointProgram:
     file, values = config_path(path), read_config(path)
     quantised = checkpoint.quantisation is not None
     if quantised and precision.group:
@@ -117,14 +119,14 @@ def _lay_out(path: Path, precision: Precision, checkpoint: Checkpoint, states: S
         left = {name for name in left if not name.endswith(f".{BEHIND_EXPERTS}.weight")}
     refuse_unexpected(left, quantised)
     if checkpoint.quantisation is None:
-        return LaidOut(program, rounded=rounding(precision))
+        return CheckpointProgram(program, rounded=rounding(precision))
     counted: tuple[Counter[Scheme], Counter[Scheme]] = Counter(), Counter()
     apart = keeping.dequantised if isinstance(keeping, AsItComes) else set()
     for source in sources:
         if (matrix := checkpoint.matrix(source)) is not None:
             counted[source in apart][matrix.scheme] += 1
     kept, dequantised = (tuple(each.most_common()) for each in counted)
-    return LaidOut(program, checkpoint.quantisation.name, kept, dequantised)
+    return CheckpointProgram(program, checkpoint.quantisation.name, kept, dequantised)
 
 
 def _with_whole_norms(program: Program) -> Program:

@@ -13,12 +13,12 @@ from quantised_models import set_config
 
 from benchmarks.families.settings import configuration
 from outrider.runner.job.tokenizer_process import TokenizerProcess
-from outrider.workers.engines.ways import RowFeeding, Way
+from outrider.workers.engines.hf_batching import Batching, RowFeeding
 from outrider.workers.errors import ModelError
-from outrider.workers.models import probe, way_cache
+from outrider.workers.models import batching_cache, probe
+from outrider.workers.models.batching_cache import batching_of, remembered_batching
 from outrider.workers.models.model_info import ModelInfo, find
 from outrider.workers.models.twins import build_twin, twin_config
-from outrider.workers.models.way_cache import known_way, way_of
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +34,16 @@ def saved(folder: Path, family: str) -> Path:
 
 def test_a_way_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, tries = saved(tmp_path / "model", "llama"), []
-    found = Way(False, RowFeeding.WHOLE, "of a test")
-    monkeypatch.setattr(probe, "find_way", lambda config, fused: tries.append(config.model_type) or found)
-    assert known_way(folder, True) is None
-    assert [way_of(folder, True), way_of(folder, True), known_way(folder, True)] == [found] * 3
+    found = Batching(False, RowFeeding.WHOLE, "of a test")
+    monkeypatch.setattr(probe, "find_batching", lambda config, fused: tries.append(config.model_type) or found)
+    assert remembered_batching(folder, True) is None
+    assert [batching_of(folder, True), batching_of(folder, True), remembered_batching(folder, True)] == [found] * 3
     assert tries == ["llama"]
-    way_of(folder, False)
+    batching_of(folder, False)
     assert len(tries) == 2, "other attention is another question"
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
-    way_of(folder, True)
+    batching_of(folder, True)
     assert len(tries) == 3, "so is another configuration"
 
 
@@ -52,20 +52,20 @@ def test_a_way_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_what_is_damaged_is_found_out_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     folder = saved(tmp_path / "model", "llama")
-    monkeypatch.setattr(probe, "find_way", lambda config, fused: Way(True))
-    way_of(folder, True)
-    way_cache._file(folder, True).write_bytes(content)
-    assert known_way(folder, True) is None
-    assert way_of(folder, True) == known_way(folder, True) == Way(True)
+    monkeypatch.setattr(probe, "find_batching", lambda config, fused: Batching(True))
+    batching_of(folder, True)
+    batching_cache._file(folder, True).write_bytes(content)
+    assert remembered_batching(folder, True) is None
+    assert batching_of(folder, True) == remembered_batching(folder, True) == Batching(True)
 
 
 def test_a_refusal_is_remembered_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path / "model", "bert, both ways")
     with pytest.raises(ModelError, match="attend to later ones"):
-        way_of(folder, True)
-    monkeypatch.setattr(probe, "find_way", lambda config, fused: pytest.fail("it is known"))
+        batching_of(folder, True)
+    monkeypatch.setattr(probe, "find_batching", lambda config, fused: pytest.fail("it is known"))
     with pytest.raises(ModelError, match="attend to later ones"):
-        way_of(folder, True)
+        batching_of(folder, True)
 
 
 def test_a_way_of_quantising_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
@@ -77,14 +77,14 @@ def test_a_way_of_quantising_that_transformers_does_not_know_is_refused(tmp_path
     ):
         set_config(folder, quantization_config={"quant_method": method, "bits": 4})
         with pytest.raises(ModelError, match=rf"\"quant_method\" {said}"):
-            way_of(folder, True)
+            batching_of(folder, True)
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(probe, "find_way", lambda config, fused: Way(True))
-    assert way_of(saved(tmp_path / "model", "llama"), True) == Way(True)
+    monkeypatch.setattr(probe, "find_batching", lambda config, fused: Batching(True))
+    assert batching_of(saved(tmp_path / "model", "llama"), True) == Batching(True)
 
 
 @pytest.mark.slow
@@ -131,4 +131,4 @@ def test_a_model_with_code_of_its_own_is_refused_as_such(tmp_path: Path) -> None
     own = {"model_type": "mymodel", "auto_map": {"AutoConfig": "configuration_my.MyConfig"}}
     (folder / "config.json").write_text(json.dumps(config | own))
     with pytest.raises(ModelError, match=r"^it needs code from its own repository \(auto_map\), which outrider"):
-        way_of(folder, True)
+        batching_of(folder, True)

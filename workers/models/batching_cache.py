@@ -1,5 +1,5 @@
-"""Remembers on disk the way (ways.py) in which the hf engine runs each model, which depends only on config.json and
-versions.
+"""Remembers on disk how the hf engine batches the rows of each model (hf_batching.py), which depends only on config.json
+and versions.
 
 A job looks it up before it starts an actor, and its actors need not try again.
 """
@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from outrider.workers import engines
-from outrider.workers.engines.ways import RowFeeding, Way
+from outrider.workers.engines.hf_batching import Batching, RowFeeding
 from outrider.workers.errors import ModelError
 from outrider.workers.models.config_file import NAME
 from outrider.workers.models.files import read_json
@@ -29,14 +29,14 @@ FOLDER = "ways"
 TRIAL_SECONDS = 120.0
 
 
-def way_of(path: Path, fused: bool) -> Way:
-    """The best way to run the model in this directory; a ModelError with a sentence where there is none."""
-    known = known_way(path, fused)
+def batching_of(path: Path, fused: bool) -> Batching:
+    """The best batching for the model in this directory; a ModelError with a sentence where there is none."""
+    known = remembered_batching(path, fused)
     if known is not None:
         return known
     from transformers import AutoConfig
 
-    from outrider.workers.models.probe import find_way, said
+    from outrider.workers.models.probe import find_batching, said
 
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -45,12 +45,12 @@ def way_of(path: Path, fused: bool) -> Way:
             raise ModelError("it needs code from its own repository (auto_map), which outrider never runs") from error
         raise ModelError(f"transformers cannot read its config.json ({said(error)})") from error
     try:
-        way = find_way(config, fused)
+        batching = find_batching(config, fused)
     except ModelError as error:
         _remember(path, fused, {"refused": str(error)})
         raise
-    _remember(path, fused, {"ragged": way.ragged, "feeding": way.feeding.value, "why": way.why})
-    return way
+    _remember(path, fused, {"ragged": batching.ragged, "feeding": batching.feeding.value, "why": batching.why})
+    return batching
 
 
 def _needs_own_code(path: Path) -> bool:
@@ -61,20 +61,20 @@ def _needs_own_code(path: Path) -> bool:
 
 
 def is_known(model_info: ModelInfo, fused: bool) -> bool:
-    """Whether a way is remembered; a ModelError where it is remembered that there is none."""
+    """Whether a batching is remembered; a ModelError where it is remembered that there is none."""
     with said_of(model_info):
-        return known_way(Path(model_info.path), fused) is not None
+        return remembered_batching(Path(model_info.path), fused) is not None
 
 
 def try_within_limits(model_info: ModelInfo, fused: bool) -> None:
-    """Try the ways within limits that may end this process, since the configuration is not trusted."""
+    """Try all kinds of batching within limits that may end this process, since the configuration is not trusted."""
     import torch
     import transformers
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     with said_of(model_info), limited(TRIAL_SECONDS):
-        way_of(Path(model_info.path), fused)
+        batching_of(Path(model_info.path), fused)
 
 
 @contextmanager
@@ -86,12 +86,12 @@ def said_of(model_info: ModelInfo) -> Iterator[None]:
         raise ModelError(f"{model_info.name} ({model_info.family}) cannot be run by the hf engine: {error}") from error
 
 
-def known_way(path: Path, fused: bool) -> Way | None:
-    """The remembered way; None where there is none, or its file cannot be read."""
+def remembered_batching(path: Path, fused: bool) -> Batching | None:
+    """The remembered batching; None where there is none, or its file cannot be read."""
     try:
         found = json.loads(_file(path, fused).read_bytes())
         if "refused" not in found:
-            return Way(bool(found["ragged"]), RowFeeding(found["feeding"]), str(found["why"]))
+            return Batching(bool(found["ragged"]), RowFeeding(found["feeding"]), str(found["why"]))
         refusal = str(found["refused"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""The ways in which the hf engine can run a model, best first. (Imports no torch: the driver uses them, too.)"""
+"""How the hf engine batches a model's rows. (Imports no torch: the driver uses it, too.)"""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ HOW = {
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """``ragged``: several rows in a pass; else one at a time by ``feeding``. ``why`` no better way is possible."""
+class Batching:
+    """``ragged``: several rows in a pass; else one at a time by ``feeding``. ``why`` no better batching is possible."""
 
     ragged: bool
     feeding: RowFeeding = RowFeeding.CACHED
@@ -34,5 +34,5 @@ class Way:
 
     @property
     def note(self) -> str:
-        """A sentence for the user; empty where the way is the best one."""
+        """A sentence for the user; empty where the batching is the best one."""
         return "" if self.ragged else f"{HOW[self.feeding]}, because {self.why}"

@@ -21,7 +21,7 @@ from llama_cpp_tokens import (
 from llguidance import LLTokenizer
 
 from outrider.workers.errors import ModelError
-from outrider.workers.models.formats.gguf.cuts import CUTS
+from outrider.workers.models.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
 from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
 from outrider.workers.models.tokenizer import Tokenizer
 
@@ -30,11 +30,11 @@ WORDS = {name: group["words"] for group in ANSWERS["words"] for name in group["n
 
 
 def words_of(name: str, text: str) -> list[str]:
-    return [text[start:stop] for _, (start, stop) in CUTS[name].pre_tokenizer().pre_tokenize_str(text)]
+    return [text[start:stop] for _, (start, stop) in PRE_TOKENIZERS[name].build().pre_tokenize_str(text)]
 
 
 def test_llama_cpp_was_asked_about_each_way_of_cutting_text() -> None:
-    assert WORDS.keys() == CUTS.keys() - {"gpt2"}
+    assert WORDS.keys() == PRE_TOKENIZERS.keys() - {"gpt2"}
     unanswered = {name for name, found in WORDS.items() if None in found}
     assert unanswered <= APPROXIMATED
     assert all(sum(each is not None for each in found) > len(found) // 3 for found in WORDS.values())
@@ -42,7 +42,7 @@ def test_llama_cpp_was_asked_about_each_way_of_cutting_text() -> None:
 
 @pytest.mark.parametrize("name", WORDS)
 def test_words_are_llama_cpps(name: str) -> None:
-    cut = CUTS[name].pre_tokenizer()
+    cut = PRE_TOKENIZERS[name].build()
     for text, lengths in zip(texts(), WORDS[name], strict=True):
         found = [stop - start for _, (start, stop) in cut.pre_tokenize_str(text)]
         assert lengths is None or found == lengths, text
@@ -88,7 +88,7 @@ def test_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
 
 def test_grammars_read_the_same_tokens(tmp_path: Path) -> None:
     """Their library has another engine for patterns, and forces tokens by what it makes of a text."""
-    for cut in {cut.steps: name for name, cut in CUTS.items()}.values():
+    for cut in {cut.steps: name for name, cut in PRE_TOKENIZERS.items()}.values():
         fast = gguf_tokenizer(write_tokens(tmp_path / "t.gguf", byte_level(), {"pre": cut})).backend_tokenizer
         library = LLTokenizer(fast.to_str(), n_vocab=len(byte_level().types), eos_token=2)
         for text in texts():

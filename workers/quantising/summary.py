@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class QuantiseSummary:
     """How many layers took each method, the bits of a quantised weight, scales included, the group, the bytes of all files,
     and how many of all experts got too few tokens (``few``), and were calibrated with additional ones."""
 
