@@ -33,7 +33,7 @@ MASK = 202
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models")
-    for name in ("llama", "lfm2", "qwen3-5", "granite-mamba"):
+    for name in ("llama", "lfm2", "qwen3-5", "granite-mamba", "mamba"):
         save_tiny(name, path / name)
     return path
 
@@ -173,7 +173,7 @@ CALLS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["granite-mamba", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lfm2", "qwen3-5", "gpt-oss"))],
+    ["granite-mamba", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lfm2", "qwen3-5", "gpt-oss", "mamba"))],
 )
 def test_under_constraints_every_bit_is_the_same_where_states_are_kept(name: str, tmp_path: Path) -> None:
     """Tokens that are forced and candidates that a grammar refuses come and go in states that cannot be cut; of models that
@@ -265,7 +265,7 @@ def test_on_the_hf_engine_tokens_are_the_same_and_probabilities_nearly(models: P
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", ["llama", "lfm2", "qwen3-5", "granite-mamba"])
+@pytest.mark.parametrize("name", ["llama", "lfm2", "qwen3-5", "granite-mamba", "mamba"])
 def test_a_forked_row_is_bit_for_bit_the_row_that_read_everything_itself(models: Path, name: str) -> None:
     engine = open_native(models / name, "bf16")
     text = np.random.default_rng(1).integers(1, VOCABULARY, size=100).tolist()
