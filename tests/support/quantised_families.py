@@ -3,6 +3,7 @@ that are independent of the readers under test."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -190,6 +191,31 @@ def nvfp4(module: str, matrix: torch.Tensor, of_modelopt: bool = False) -> Packe
         return {"weight": packed, "weight_scale": scales} | one, numbers
     parts = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole}
     return parts | {"input_global_scale": torch.ones(1)}, numbers
+
+
+# The sixteen numbers of bitsandbytes' nf4.
+NF4_VALUES = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
+    *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
+
+def nf4(module: str, matrix: torch.Tensor, block: int = BLOCK) -> Packed:
+    values, blocks = torch.tensor(NF4_VALUES), matrix.reshape(-1, block)
+    largest = blocks.abs().amax(1)
+    nearest = (blocks[..., None] / largest[:, None, None] - values).abs().argmin(2).flatten().to(torch.uint8)
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "float32", "shape": list(matrix.shape)}
+    parts = {
+        "weight": (16 * nearest[::2] + nearest[1::2])[:, None],
+        "weight.absmax": largest,
+        "weight.quant_map": values,
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+    }
+    return parts, (values[nearest.long()].reshape(-1, block) * largest[:, None]).reshape(matrix.shape)
+
+
+NF4 = Layout(nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"})
 
 
 def fp8_of_modelopt(module: str, matrix: torch.Tensor) -> Packed:

@@ -18,6 +18,7 @@ from native_models import TOKENS, logits, open_native
 from quantised_families import (
     FP8,
     LAYOUTS,
+    NF4,
     Layout,
     auto_round,
     compressed,
@@ -146,6 +147,15 @@ def test_a_quantised_family_is_what_its_numbers_are(name: str, layout: str, tmp_
     check(model, kept="bf16" if floats else "w8af32")
     weights = read_program(model, PRECISIONS["bf16" if floats else "w8af32"]).program.weights
     assert any(weight.storage is not None for weight in weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bloom", "mpt-clipped", "falcon", "falcon-rw", "falcon-new", "mamba", "falcon-mamba"])
+def test_nf4_of_bitsandbytes_is_what_its_numbers_are(name: str, tmp_path: Path) -> None:
+    """Falcon Mamba is published so. Fused matrices are read in parts."""
+    model = made(tmp_path, name, NF4)
+    check(model, kept="bf16")
+    assert any(weight.storage is not None for weight in read_program(model, PRECISIONS["bf16"]).program.weights)
 
 
 @pytest.mark.parametrize(("layout", "kept"), [("compressed int4", Format.FP16), ("gptq", Format.FP32)])
