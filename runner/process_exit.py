@@ -31,6 +31,14 @@ def end_signals() -> list[signal.Signals]:
     return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
 
 
+def take_back_signals() -> None:
+    """Install this process's handlers once more: Ray puts one before that of SIGTERM, which prints Ray's stack."""
+    if threading.current_thread() is threading.main_thread():
+        for number in end_signals():
+            if callable(handler := signal.getsignal(number)):
+                signal.signal(number, handler)
+
+
 def is_repeated_signal() -> bool:
     """Whether this signal comes so soon after the last one that it is the same request, delivered twice."""
     global _last_signal

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from outrider.runner.cli.arguments import Config, with_options
+from outrider.runner.cli.ending import until_interrupted
+
+STOPPED_MEASURING = "stopped before all examples were measured; nothing was written"
 
 
 def bench_command() -> Callable[..., None]:
@@ -24,9 +27,8 @@ def _bench(given: dict[str, Any], config: Config = None) -> None:
 
     spec = build_options(BenchSpec, given, config)
     if spec.task != QUANTIZE:
-        bench(spec)
+        until_interrupted(lambda: bench(spec), STOPPED_MEASURING)
         return
-    from outrider.runner.cli.ending import until_interrupted
     from outrider.runner.cli.quantize import STOPPED
     from outrider.runner.quality.quantize import quantize
 

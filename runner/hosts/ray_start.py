@@ -23,6 +23,7 @@ from outrider.runner.hosts.listeners import beyond_loopback
 from outrider.runner.hosts.port_check import answers_within, host_and_port
 from outrider.runner.hosts.ray_processes import Descendants, abandon
 from outrider.runner.hosts.ray_watch import Lost, OwnRay
+from outrider.runner.process_exit import take_back_signals
 from outrider.workers import ray_compat
 from outrider.workers.errors import JobError, RayLostError, RayUnsupportedError, UsageError, first_line
 from outrider.workers.machine import private_folder
@@ -132,6 +133,7 @@ def _start(
                 _metrics_export_port=metrics_port,
                 _temp_dir=str(folder),
             )
+        take_back_signals()
         # Ray makes it accessible to all users.
         folder.chmod(0o700)
         [node] = ray.nodes()
@@ -192,6 +194,7 @@ def joined_ray(address: str, patience: float = SILENCE_SECONDS) -> Iterator[Head
     try:
         with ray_compat.replaced(ray_compat.OWN_LIBRARIES, ray_compat.COMMAND_LINE, *ray_compat.QUIET):
             ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
+        take_back_signals()
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise JobError(f"--address: the cluster at {address} cannot be joined: {first_line(error)}") from error
     here = ray.get_runtime_context()

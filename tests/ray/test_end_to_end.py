@@ -276,3 +276,19 @@ def test_broken_input_gets_one_clear_message(tmp_path, content, options, message
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_benchmark_that_is_ended_says_so_and_nothing_of_ray_stays(number, tmp_path):
+    """SIGTERM printed Ray's stack, SIGHUP nothing; both ended it by the signal, with Ray left to notice by itself."""
+    process = start("bench", "--new-tokens", "500", "--json", "b.json", cwd=tmp_path)
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("example 2"):
+        assert line, "the benchmark ended before"
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    said = finish(process, 130)
+    assert said.splitlines()[-1] == "stopped before all examples were measured; nothing was written"
+    assert "logging.cc" not in said
+    assert psutil.wait_procs(children, timeout=DEADLINE)[1] == []
+    assert not (tmp_path / "b.json").exists()
