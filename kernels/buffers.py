@@ -8,8 +8,8 @@ from dataclasses import replace
 from outrider.kernels.program import RECURRENT, Kind, Op, Slice
 
 # The operations that need all tokens of a pass, besides attention that fills a cache: token and position embeddings,
-# recurrent states, and states that are handed out.
-_EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.HAND_OUT, *RECURRENT)
+# recurrent states, and hidden states that are returned.
+_EVERY_TOKEN = (Kind.EMBED, Kind.POSITION, Kind.HIDDEN_OUT, *RECURRENT)
 
 
 def select_positions(ops: Sequence[Op], widths: Sequence[int]) -> tuple[list[Op], list[int]]:

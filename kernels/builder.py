@@ -53,7 +53,7 @@ class Builder:
     Embedding tables, keys and values are bf16, or fp32 where activations are. Quantised matrices have a scale for every
     ``group`` channels; 0 is the format's default: FACTORS for four bits, groups of 128 for eight.
 
-    ``states`` are the layers whose inputs a pass hands out.
+    ``states`` are the layers whose inputs a pass returns.
 
     ``keeping`` decides how each matrix and table of a quantised checkpoint is stored. Of several matrices only neighbours
     that are stored alike are stacked as one weight; the product with each weight goes to its part of the output.
@@ -69,7 +69,7 @@ class Builder:
     _ops: list[Op] = field(default_factory=list)
     _widths: list[int] = field(default_factory=list)
     _caches: dict[tuple[Slice, Slice], int] = field(default_factory=dict)
-    _handed_out: set[int] = field(default_factory=set)
+    _hidden_out: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._weights = Weights(self.precision, self.group, self.keeping)
@@ -177,9 +177,9 @@ class Builder:
         self._ops.append(replace(op, head_size=x.width, epsilon=1.0))
         return output
 
-    def cut(self, x: Slice, deviations: float) -> None:
+    def gaussian_top_k(self, x: Slice, deviations: float) -> None:
         """``max(0, x - (mean(x) + deviations * standard deviation of x))``, in place."""
-        self._ops.append(Op(Kind.CUT, x, output=x, scale=deviations))
+        self._ops.append(Op(Kind.GAUSSIAN_TOP_K, x, output=x, scale=deviations))
 
     def blend(self, x: Slice, coefficients: Slice, *, vectors: int, residual: Slice | None = None) -> Slice:
         """Linear combinations of the concatenated ``vectors`` in ``x``, plus ``residual``.
@@ -194,7 +194,7 @@ class Builder:
         self._ops.append(op)
         return output
 
-    def match(
+    def match_rms(
         self, x: Slice, model: Slice, *, epsilon: float, residual: Slice | None = None, output: Slice | None = None
     ) -> Slice:
         """The concatenated vectors in ``x``, each rescaled to the root mean square of ``model``, plus ``residual``.
@@ -204,7 +204,7 @@ class Builder:
         if x.width % model.width:
             raise ValueError(f"vectors of {model.width} columns in {x.width}")
         output, vectors = output or self._buffer(x.width), x.width // model.width
-        op = Op(Kind.MATCH, x, key=model, residual=residual or ABSENT, output=output, heads=vectors, epsilon=epsilon)
+        op = Op(Kind.MATCH_RMS, x, key=model, residual=residual or ABSENT, output=output, heads=vectors, epsilon=epsilon)
         self._ops.append(op)
         return output
 
@@ -603,45 +603,45 @@ class Builder:
         return self._buffer(width)
 
     def layer_input(self, layer: int, x: Slice) -> None:
-        """Declares ``x``, the residual, as the layer's input, which passes hand out if ``states`` has the layer."""
+        """Declares ``x``, the residual, as the layer's input, which passes return if ``states`` has the layer."""
         for place, wanted in enumerate(self.states):
             if wanted == layer:
-                self._handed_out.add(place)
-                self._ops.append(Op(Kind.HAND_OUT, x, integer=place * x.width))
+                self._hidden_out.add(place)
+                self._ops.append(Op(Kind.HIDDEN_OUT, x, integer=place * x.width))
 
-    def take_in(self, width: int) -> Slice:
-        """The hidden state that was given with the token. ``go_on`` must follow."""
+    def hidden_in(self, width: int) -> Slice:
+        """The hidden state that was given with the token. ``load_hidden`` must follow."""
         output = self._buffer(width)
-        self._ops.append(Op(Kind.TAKE_IN, output=output))
+        self._ops.append(Op(Kind.HIDDEN_IN, output=output))
         return output
 
-    def go_on(self, x: Slice) -> Slice:
-        """``x`` if the token was given a state, else what ``leave`` stored for the row's last token."""
+    def load_hidden(self, x: Slice) -> Slice:
+        """``x`` if the token was given a state, else what ``store_hidden`` stored for the row's last token."""
         output = self._buffer(x.width)
-        self._ops.append(Op(Kind.GO_ON, x, output=output))
+        self._ops.append(Op(Kind.LOAD_HIDDEN, x, output=output))
         return output
 
-    def leave(self, x: Slice) -> None:
-        """Stores ``x`` of a row's last token, for ``go_on`` of the next one. Must follow the last attention."""
-        self._ops.append(Op(Kind.LEAVE, x))
+    def store_hidden(self, x: Slice) -> None:
+        """Stores ``x`` of a row's last token, for ``load_hidden`` of the next one. Must follow the last attention."""
+        self._ops.append(Op(Kind.STORE_HIDDEN, x))
 
-    def spread(self, logits: Slice, tokens: Sequence[int]) -> Slice:
+    def scatter(self, logits: Slice, tokens: Sequence[int]) -> Slice:
         """The logits of the whole vocabulary, from those of ``tokens``; no other token is ever chosen."""
         output = self._buffer(self.vocabulary)
         weight = self._weights.constants([float(token) for token in tokens])
-        self._ops.append(Op(Kind.SPREAD, logits, output=output, weight=weight))
+        self._ops.append(Op(Kind.SCATTER, logits, output=output, weight=weight))
         return output
 
     def finish(self, logits: Slice) -> Program:
         """The program that ends with a choice from ``logits``."""
         if logits.width != self.vocabulary:
             raise ValueError(f"{logits.width} logits for a vocabulary of {self.vocabulary}")
-        if missing := [layer for place, layer in enumerate(self.states) if place not in self._handed_out]:
-            raise ValueError(f"the inputs of layers {missing} cannot be handed out")
+        if missing := [layer for place, layer in enumerate(self.states) if place not in self._hidden_out]:
+            raise ValueError(f"the inputs of layers {missing} cannot be returned")
         if self.states and any(op.longest for op in self._ops):
-            raise ValueError("the inputs of layers cannot be handed out where rope depends on how long a row is")
+            raise ValueError("the inputs of layers cannot be returned where rope depends on how long a row is")
         if self.states and any(op.kind in RECURRENT for op in self._ops):
-            raise ValueError("the inputs of layers cannot be handed out where rows have a recurrent state")
+            raise ValueError("the inputs of layers cannot be returned where rows have a recurrent state")
         self._ops.append(Op(Kind.CHOOSE, logits))
         ops, buffers = share_buffers(*select_positions(self._ops, self._widths))
         cache = Cache.FP32 if self.precision.fp32 else Cache.BF16

@@ -258,7 +258,7 @@ class NativeModel:
             batch.mask_of, batch.masks_ready = _address(mask_of), masks.ready.ctypes.data
         states = None
         if any(feed.states for feed in feeds):
-            states = _HiddenStates(feeds, self.program.handed_out)
+            states = _HiddenStates(feeds, self.program.hidden_out)
             batch.states, batch.states_out = states.wanted, states.out
         given = _Given(feeds)
         batch.given, batch.states_in = given.counts, given.states

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.kernels import storage
-from outrider.kernels.program import BY_SMALL_GROUPS, FACTORS, Codes, Format, Program, Scales, Weight
+from outrider.kernels.program import FACTORS, INT4_GROUPS_OF_32, Codes, Format, Program, Scales, Weight
 from outrider.kernels.quantised import Levels, QuantisedRows, Scheme
 from outrider.kernels.storage import ALIGNMENT, BLOCK, BY_FACTORS, LEAST_FACTOR, MOST_FACTOR, TILE_ROWS, tile_order
 
@@ -181,7 +181,7 @@ def pack(weight: Weight, matrix: Matrix) -> NDArray[np.uint8]:
     if weight.stored.codes is not Codes.NONE:
         if weight.stored == FACTORS:
             return storage.pack(weight, quantise_factors(matrix))
-        if weight.stored.scales is not Scales.WORDS and weight.stored != BY_SMALL_GROUPS:
+        if weight.stored.scales is not Scales.WORDS and weight.stored != INT4_GROUPS_OF_32:
             raise ValueError(f"floats are not rounded to {weight.stored}")
         return storage.pack(weight, quantise(matrix, weight.stored.codes, weight.group, weight.stored.scales))
     order = tile_order(weight)

@@ -81,9 +81,10 @@ class Storage:
 NO_STORAGE = Storage(Codes.NONE, Scales.WORDS)
 # The default storage of floats that are rounded to four bits: groups of 32, 4.5 bits a weight, scales included.
 FACTORS = Storage(Codes.INT4, Scales.FACTORS)
+# The smallest groups of codes with zero points of their own, and of codes around a fixed middle.
+SMALLEST_ASYMMETRIC_GROUP, SMALLEST_SYMMETRIC_GROUP = 32, 16
 # The storage of four-bit weights in groups of 32 with a scale and a zero point each: 4.75 bits a weight.
-SMALLEST_GROUP = 32
-BY_SMALL_GROUPS = Storage(Codes.INT4, Scales.BF16, zeros=True)
+INT4_GROUPS_OF_32 = Storage(Codes.INT4, Scales.BF16, zeros=True)
 
 # kLanes of the kernels: in the cache a head's values are padded to a multiple of this.
 CACHE_LANES = 16
@@ -122,24 +123,24 @@ class Kind(IntEnum):
     EXPERTS = 9
     MIX = 10
     GATE = 11
-    HAND_OUT = 12
-    TAKE_IN = 13
-    GO_ON = 14
-    LEAVE = 15
-    SPREAD = 16
+    HIDDEN_OUT = 12
+    HIDDEN_IN = 13
+    LOAD_HIDDEN = 14
+    STORE_HIDDEN = 15
+    SCATTER = 16
     CONVOLVE = 17
     DELTA = 18
     SCALE = 19
     XIELU = 20
     HEADS = 21
-    CUT = 22
+    GAUSSIAN_TOP_K = 22
     BLEND = 23
-    MATCH = 24
+    MATCH_RMS = 24
     SCAN = 25
 
 
 # Operations that add ``residual``, if they have one, to their output. In DELTA and SCAN it is an input of another kind.
-ADD_RESIDUAL = frozenset((Kind.NORM, Kind.LINEAR, Kind.MIX, Kind.GATE, Kind.SCALE, Kind.BLEND, Kind.MATCH))
+ADD_RESIDUAL = frozenset((Kind.NORM, Kind.LINEAR, Kind.MIX, Kind.GATE, Kind.SCALE, Kind.BLEND, Kind.MATCH_RMS))
 # Operations with a recurrent state of each row. Unlike a KV cache it cannot be truncated; kernels/src/recurrence.h says
 # what is kept to go back to.
 RECURRENT = (Kind.CONVOLVE, Kind.DELTA, Kind.SCAN)
@@ -255,8 +256,8 @@ class Weight:
         if self.storage is not None or not self.format.integer:
             return self.storage or NO_STORAGE
         four = self.format in (Format.W4A8, Format.W4ABF16)
-        if four and self.group == SMALLEST_GROUP:
-            return BY_SMALL_GROUPS
+        if four and self.group == SMALLEST_ASYMMETRIC_GROUP:
+            return INT4_GROUPS_OF_32
         return Storage(Codes.INT4 if four else Codes.INT8, Scales.WORDS, zeros=True)
 
 
@@ -415,9 +416,9 @@ class Program:
     def digest(self) -> str:
         """A digest of the program: if equal, the operations are equal, over equally packed tensors of the same names.
 
-        The cache's type and the states that are handed out are left out, since they do not change what is packed.
+        The cache's type and the hidden states that are returned are left out, since they do not change what is packed.
         """
-        ops = tuple(op for op in self.ops if op.kind is not Kind.HAND_OUT)
+        ops = tuple(op for op in self.ops if op.kind is not Kind.HIDDEN_OUT)
         return hashlib.sha256(repr(replace(self, ops=ops, cache=Cache.BF16)).encode()).hexdigest()
 
     @property
@@ -432,11 +433,11 @@ class Program:
         return sum(self.cache.token_bytes(op) for op in self.caches)
 
     @property
-    def handed_out(self) -> int:
-        """Columns of the states that a pass hands out with its tokens; 0: none."""
-        return max((op.integer + op.input.width for op in self.ops if op.kind is Kind.HAND_OUT), default=0)
+    def hidden_out(self) -> int:
+        """Columns of the hidden states that a pass returns with its tokens; 0: none."""
+        return max((op.integer + op.input.width for op in self.ops if op.kind is Kind.HIDDEN_OUT), default=0)
 
     @property
-    def taken_in(self) -> int:
-        """Columns of the states that are given with tokens; 0: none."""
-        return next((op.output.width for op in self.ops if op.kind is Kind.TAKE_IN), 0)
+    def hidden_in(self) -> int:
+        """Columns of the hidden states that are given with tokens; 0: none."""
+        return next((op.output.width for op in self.ops if op.kind is Kind.HIDDEN_IN), 0)

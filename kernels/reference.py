@@ -103,7 +103,7 @@ class ReferenceModel:
             return self._scale(op, x)
         if op.kind is Kind.XIELU:
             return _xielu(x, *self.weights[op.weight][0, :4])
-        if op.kind is Kind.CUT:
+        if op.kind is Kind.GAUSSIAN_TOP_K:
             least = x.mean(axis=1, keepdims=True) + np.float32(op.scale) * x.std(axis=1, keepdims=True)
             return np.asarray(np.maximum(0, x - least))
         if op.kind is Kind.ROPE:
@@ -123,8 +123,8 @@ class ReferenceModel:
             return np.asarray(x * _activate(key, op.activation))
         if op.kind is Kind.BLEND:
             return _blend(op, x, key)
-        if op.kind is Kind.MATCH:
-            return _match(op, x, key)
+        if op.kind is Kind.MATCH_RMS:
+            return _match_rms(op, x, key)
         value = _read(buffers, op.value)
         if op.kind is Kind.ATTENTION:
             return self._attention(op, x, key, value)
@@ -385,7 +385,7 @@ def _blend(op: Op, x: Array, coefficients: Array) -> Array:
     return np.asarray(sums @ vectors).reshape(len(x), -1)
 
 
-def _match(op: Op, x: Array, model: Array) -> Array:
+def _match_rms(op: Op, x: Array, model: Array) -> Array:
     vectors = x.reshape(len(x), op.heads, -1)
     own = np.maximum((vectors * vectors).mean(axis=2, keepdims=True), np.float32(op.epsilon))
     wanted = (model * model).mean(axis=1)[:, None, None]

@@ -49,7 +49,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.program import Codes, Scales, Storage, Weight
+from outrider.kernels.program import SMALLEST_SYMMETRIC_GROUP, Codes, Scales, Storage, Weight
 from outrider.kernels.quantised import E2M1, E4M3, FP4, IQ4, NF4, Levels, QuantisedRows, Scheme, Values
 
 TILE_ROWS = 32
@@ -64,8 +64,6 @@ LARGEST_INT8, LARGEST_BESIDE_INT4 = 127, 120
 LEAST_FACTOR = 2
 MOST_FACTOR = 17
 GROUPS = (128, 64, 32)
-# A smaller group, without zero points.
-SMALL_GROUP = 16
 # The values of codes that index a table.
 TABLES_OF = {Codes.E2M1: E2M1, Codes.E4M3: E4M3, Codes.NF4: NF4, Codes.FP4: FP4, Codes.IQ4: IQ4}
 FLOAT_SCALES = {"F32": Scales.F32, "F16": Scales.F16, "BF16": Scales.BF16}
@@ -151,8 +149,8 @@ def storage_for(scheme: Scheme, columns: int) -> tuple[Storage, int]:
     """
     if scheme.values is Values.E2M1 and scheme.scale_type == "E8M0" and scheme.group == 32:
         return Storage(Codes.E2M1, Scales.E8M0), 32
-    if scheme.values is Values.E2M1 and scheme.scale_type == "F32" and scheme.group == SMALL_GROUP:
-        return Storage(Codes.E2M1, Scales.F32), SMALL_GROUP
+    if scheme.values is Values.E2M1 and scheme.scale_type == "F32" and scheme.group == SMALLEST_SYMMETRIC_GROUP:
+        return Storage(Codes.E2M1, Scales.F32), SMALLEST_SYMMETRIC_GROUP
     if scheme.values is Values.E4M3:
         group = _stored_group(scheme, columns)
         if not group or scheme.scale_type not in FLOAT_SCALES:
@@ -183,8 +181,8 @@ def storage_for(scheme: Scheme, columns: int) -> tuple[Storage, int]:
     if not 2 <= scheme.bits <= 8:
         raise UnknownStorage(f"{scheme}: the kernels have integers of 2 to 8 bits")
     codes = Codes.INT4 if scheme.bits <= 4 else Codes.INT8
-    small = scheme.group == SMALL_GROUP and scheme.symmetric and scheme.bits in (4, 8)
-    group = SMALL_GROUP if small else _stored_group(scheme, columns)
+    small = scheme.group == SMALLEST_SYMMETRIC_GROUP and scheme.symmetric and scheme.bits in (4, 8)
+    group = SMALLEST_SYMMETRIC_GROUP if small else _stored_group(scheme, columns)
     if not group:
         raise UnknownStorage(
             f"{scheme}: the kernels have groups of a multiple of 32, and symmetric ones of 16 in 4 or 8 bits"

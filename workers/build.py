@@ -107,7 +107,7 @@ def build_target(
         runners_up=replica_spec.runners_up,
         grammars=_grammars(model, lambda: tokenizer) if model.end_tokens else None,
         finder=SuffixFinder(replica_spec.answer_tokens) if replica_spec.suffix else None,
-        hand_out=bool(spec.states),
+        with_states=bool(spec.states),
     )
     tuner = LayoutTuner(
         verifier,

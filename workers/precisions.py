@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.kernels.program import SMALLEST_GROUP, Format
+from outrider.kernels.program import SMALLEST_ASYMMETRIC_GROUP, Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,6 @@ def rounding(precision: Precision) -> str:
     if precision.format in (Format.W8A8, Format.W8AF32):
         return "rounded to nearest on load (rtn), 8 bits, groups of 128"
     if precision.group:
-        scales = ", scales in bf16" if precision.group == SMALLEST_GROUP else ""
+        scales = ", scales in bf16" if precision.group == SMALLEST_ASYMMETRIC_GROUP else ""
         return f"rounded to nearest on load (rtn), 4 bits, groups of {precision.group}{scales}"
     return "rounded to nearest on load (rtn), scales searched for, 4 bits, groups of 32"

@@ -97,19 +97,19 @@ enum outrider_operation {
   OUTRIDER_EXPERTS = 9, /* out = for each expert of a token, LINEAR with that expert's matrix */
   OUTRIDER_MIX = 10,    /* out = sum over a token's experts of their products (integer 0: times their weights) + residual */
   OUTRIDER_GATE = 11,   /* out = in * g + residual, g = activation(key); key has one column or as many as in */
-  OUTRIDER_HAND_OUT = 12, /* in = columns integer.. of the hidden states that a batch asks for; before SELECT */
-  OUTRIDER_TAKE_IN = 13,  /* out = the hidden state that was given with the token; a GO_ON follows */
-  OUTRIDER_GO_ON = 14,    /* out = in for a token that was given a state, else what LEAVE stored for the row's last token */
-  OUTRIDER_LEAVE = 15,    /* stores in of a row's last token, for the token that is fed after it; after SELECT */
-  OUTRIDER_SPREAD = 16,   /* out = logits of the whole vocabulary: column j of in is the logit of token weight[j] */
-  OUTRIDER_CONVOLVE = 17, /* causal: in = in * key; out = activation(sum over taps of in * weight + bias) * value */
-  OUTRIDER_DELTA = 18,    /* the gated delta rule: in = queries, key, value, residual = gates; overwrites all of them */
-  OUTRIDER_SCALE = 19,    /* out = in * one element of weight, or column by column in * weight, + residual */
-  OUTRIDER_XIELU = 20,    /* out = p * in^2 + beta * in where in > 0, else (e^min(in, epsilon) - 1 - in) * n + beta * in */
+  OUTRIDER_HIDDEN_OUT = 12,   /* in = columns integer.. of the hidden states that a batch asks for; before SELECT */
+  OUTRIDER_HIDDEN_IN = 13,    /* out = the hidden state that was given with the token; a LOAD_HIDDEN follows */
+  OUTRIDER_LOAD_HIDDEN = 14,  /* out = in for a token that was given a state, else what the row's last token stored */
+  OUTRIDER_STORE_HIDDEN = 15, /* stores in of a row's last token, for the token that is fed after it; after SELECT */
+  OUTRIDER_SCATTER = 16,      /* out = logits of the whole vocabulary: column j of in is the logit of token weight[j] */
+  OUTRIDER_CONVOLVE = 17,     /* causal: in = in * key; out = activation(sum over taps of in * weight + bias) * value */
+  OUTRIDER_DELTA = 18,        /* the gated delta rule: in = queries, key, value, residual = gates; overwrites all of them */
+  OUTRIDER_SCALE = 19,        /* out = in * one element of weight, or column by column in * weight, + residual */
+  OUTRIDER_XIELU = 20, /* out = p * in^2 + beta * in where in > 0, else (e^min(in, epsilon) - 1 - in) * n + beta * in */
   OUTRIDER_HEADS = 21, /* out = for each head: its first columns of in, then its last columns times the head's own matrix */
-  OUTRIDER_CUT = 22,   /* out = max(0, in - (mean(in) + scale * standard deviation of in)) */
+  OUTRIDER_GAUSSIAN_TOP_K = 22, /* out = max(0, in - (mean(in) + scale * standard deviation of in)) */
   OUTRIDER_BLEND = 23, /* out = linear combinations of in's vectors, with the token's own coefficients key, + residual */
-  OUTRIDER_MATCH = 24, /* out = in's vectors, each scaled to the root mean square of key, + residual */
+  OUTRIDER_MATCH_RMS = 24, /* out = in's vectors, each scaled to the root mean square of key, + residual */
   OUTRIDER_SCAN =
       25 /* the scan of Mamba 1 and 2: in = C, key = B, value = x, residual = dt; overwrites value and residual */
 };
@@ -210,11 +210,11 @@ typedef struct outrider_quantised {
  *              EXPERTS and MIX know
  *   MIX        in = EXPERTS' output, key = ROUTE's, kv_heads, residual, integer
  *   GATE       in, key, residual, activation
- *   HAND_OUT   in, integer
- *   TAKE_IN    out, with as many columns as a given state. The operations between it and GO_ON are skipped in passes in which no token
+ *   HIDDEN_OUT in, integer
+ *   HIDDEN_IN  out, with as many columns as a given state. The operations between it and LOAD_HIDDEN are skipped in passes in which no token
  *              came with a state
- *   GO_ON      in, out, as wide as LEAVE's in
- *   SPREAD     in, out, weight: a vector of distinct token ids. The logits of all other tokens are -1e30
+ *   LOAD_HIDDEN  in, out, as wide as STORE_HIDDEN's in
+ *   SCATTER    in, out, weight: a vector of distinct token ids. The logits of all other tokens are -1e30
  *   CONVOLVE   in, out, weight: [columns, taps] an fp32 table, the last tap is the token's own; key, value (absent: 1), bias,
  *              activation
  *   DELTA      in, key [kv_heads, head_size], value, out [heads, columns: a multiple of 16]; residual: b of all heads, then a;
@@ -240,10 +240,10 @@ typedef struct outrider_quantised {
  *   HEADS      in, out [heads, columns], weight: that of the first head, the others' follow, all with the same shape [rows, columns]
  *              and storage. The last `columns` columns of a head are multiplied; the columns before them are copied to out, before
  *              the product
- *   CUT        in, out, scale. The standard deviation is that of the population (divided by the number of columns)
+ *   GAUSSIAN_TOP_K  in, out, scale. The standard deviation is that of the population (divided by the number of columns)
  *   BLEND      in [heads, columns], key [vectors of out, heads], out [.., columns], residual (as wide as out):
  *              out[v] = sum over h of key[v][h] * in[h] + residual[v]
- *   MATCH      in [heads, columns], key [columns], out and residual as wide as in, epsilon:
+ *   MATCH_RMS  in [heads, columns], key [columns], out and residual as wide as in, epsilon:
  *              out[h] = in[h] * sqrt(mean(key^2) / max(mean(in[h]^2), epsilon)) + residual[h] */
 typedef struct outrider_op {
   int32_t kind;
@@ -315,7 +315,7 @@ typedef struct outrider_sampling {
  * branches follow the feed's own choices (-1 where a logit is not finite). Row and cache keep nothing of a branch.
  * A choice with a mask is made among the tokens whose bits are set (token t: bit t % 32 of word t / 32); -1 where none is set. Masks may
  * be computed while the pass runs: another thread sets *masks_ready to 1 when they are complete, and choices wait for that.
- * A program with HAND_OUT returns the hidden states of all tokens of the feeds that ask. To a program with TAKE_IN a state is given with
+ * A program with HIDDEN_OUT returns the hidden states of all tokens of the feeds that ask. To a program with HIDDEN_IN a state is given with
  * each token of a feed, or with none of them: then the feed must be one token, and the choice after the row's last token must have
  * been asked for. */
 typedef struct outrider_batch {
@@ -343,7 +343,7 @@ typedef struct outrider_batch {
   const int32_t *states;      /* [feeds] 1: states are wanted; or NULL: none wanted */
   uint16_t *states_out;       /* out [tokens of those feeds, columns of all HAND_OUTs] bf16 */
   const int32_t *given;       /* [feeds] how many of the feed's tokens come with a state, all or 0; or NULL: 0 */
-  const uint16_t *states_in;  /* [sum of given, columns of TAKE_IN] bf16 */
+  const uint16_t *states_in;  /* [sum of given, columns of HIDDEN_IN] bf16 */
 } outrider_batch;
 
 /* Autoregressive decoding, several passes in one call: feed i appends counts[i] tokens to row rows[i], then each choice in turn.
@@ -353,7 +353,7 @@ typedef struct outrider_batch {
  *
  * Guesses: where a row's last tokens have occurred in it before, the tokens that followed them there are fed after them, up to
  * guess_room tokens of all rows in one pass. A pass makes several choices where the row chooses what was guessed. Guesses do not change
- * choices, runners-up and margins; but least_sum is checked only after a pass, so less often. Programs with TAKE_IN or recurrent states
+ * choices, runners-up and margins; but least_sum is checked only after a pass, so less often. Programs with HIDDEN_IN or recurrent states
  * make no guesses. */
 typedef struct outrider_decode_batch {
   int32_t feeds;
@@ -381,7 +381,7 @@ typedef struct outrider_decode_batch {
   int32_t *going;            /* out [stride] the number of rows in each pass */
   double *seconds;           /* out [stride] of each pass */
   const int32_t *given;      /* [feeds] or NULL, for the first pass, as in a batch */
-  const uint16_t *states_in; /* [sum of given, columns of TAKE_IN] bf16 */
+  const uint16_t *states_in; /* [sum of given, columns of HIDDEN_IN] bf16 */
 } outrider_decode_batch;
 
 typedef struct outrider_engine outrider_engine;
@@ -471,7 +471,7 @@ OUTRIDER_API int32_t outrider_rank(outrider_engine *engine, int32_t choice, cons
 OUTRIDER_API int32_t outrider_correct(outrider_engine *engine, int32_t tokens);
 /* A shortlist: from now on only `tokens` tokens have logits (0: all again); the others have -1e30. For drafts. The list starts with the
  * lowest ids; each token that a row is fed or skips is added, and replaces the least recently used one. Another call starts anew. Not
- * for programs with SPREAD. */
+ * for programs with SCATTER. */
 OUTRIDER_API int32_t outrider_shorten(outrider_engine *engine, int32_t tokens);
 /* Teaches the corrections: tokens[i] is the target's token after the row's first `first` + i tokens. Only the row's last 64 choices are
  * remembered; other tokens are ignored. better, worse: out, the number of choices that the corrections had made right, or wrong. */

@@ -61,13 +61,13 @@ int32_t Engine::check_batch(const outrider_batch &batch, int *tokens, int *selec
 
 int32_t Engine::check_states(const outrider_batch &batch, int feed) const {
   const int row = batch.rows[feed], count = batch.counts[feed], given = batch.given ? batch.given[feed] : 0;
-  if (batch.states && batch.states[feed] && (!handed_out || !batch.states_out))
+  if (batch.states && batch.states[feed] && (!hidden_out || !batch.states_out))
     return fail(OUTRIDER_INVALID, "states are wanted, but the program has none, or there is no place for them");
-  if (given && (!taken_in || !batch.states_in))
+  if (given && (!hidden_in || !batch.states_in))
     return fail(OUTRIDER_INVALID, "row %d: states are given to a program that takes none in", row);
-  if (!taken_in) return OUTRIDER_OK;
+  if (!hidden_in) return OUTRIDER_OK;
   const RowState &state = rows[static_cast<size_t>(row)];
-  const bool follows = count == 1 && !state.left.empty() && state.left_at == state.history.size();
+  const bool follows = count == 1 && !state.stored_hidden.empty() && state.stored_at == state.history.size();
   if (given != count && (given != 0 || !follows))
     return fail(OUTRIDER_INVALID, "row %d: %d of %d tokens fed come with a state, and none has been left for the first",
                 row, given, count);

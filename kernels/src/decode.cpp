@@ -108,7 +108,7 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
   *wanted.passes = 0;
   int32_t status = check_decode(wanted);
   // A head needs a hidden state with each token, which guesses lack; and a recurrent state would have to be taken back after wrong guesses.
-  const bool guessing = wanted.guess_room > 0 && taken_in == 0 && recurrence.empty();
+  const bool guessing = wanted.guess_room > 0 && hidden_in == 0 && recurrence.empty();
   std::vector<ActiveRow> going;
   const int32_t *ends = wanted.ends, *fed = wanted.tokens;
   for (int i = 0; i < wanted.feeds && status == OUTRIDER_OK; ends += wanted.end_counts[i], fed += wanted.counts[i], ++i) {

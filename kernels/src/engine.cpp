@@ -207,7 +207,7 @@ outrider_op *Engine::head() {
   for (size_t i = ops.size() - 1; i-- > 0;) {
     if (ops[i].out.buffer != scores) continue;
     if (ops[i].kind == OUTRIDER_LINEAR) return &ops[i];
-    if (ops[i].kind != OUTRIDER_SPREAD) return nullptr;
+    if (ops[i].kind != OUTRIDER_SCATTER) return nullptr;
     scores = ops[i].in.buffer;
   }
   return nullptr;
@@ -238,7 +238,7 @@ int32_t Engine::shorten(int tokens) {
   };
   whole_head = *op;
   outrider_op spread{};
-  spread.kind = OUTRIDER_SPREAD;
+  spread.kind = OUTRIDER_SCATTER;
   spread.weight = number_of(made->ids());
   spread.bias = spread.residual.buffer = spread.key.buffer = spread.value.buffer = -1;
   spread.in = {static_cast<int32_t>(widths.size()), 0, tokens};

@@ -31,9 +31,9 @@ struct RowState {
   std::vector<int> blocks;
   RowRope rope = RowRope::kNone;  // kNone where longest > 0: no keys yet, the history must be recomputed
   int32_t begin = 0;              // tokens before this one were skipped; no query attends to them
-  // What LEAVE stored for the row's last token, and the length of the row then.
-  std::vector<float> left;
-  size_t left_at = 0;
+  // What STORE_HIDDEN stored for the row's last token, and the length of the row then.
+  std::vector<float> stored_hidden;
+  size_t stored_at = 0;
   Recurrence recurrence;
   Sampling sampling;
   // With corrections: the latest choices, and the hidden states that they were made from.
@@ -104,9 +104,9 @@ struct Engine {
   HalvesChoice halves;
   std::vector<int32_t> next_linear;  // [ops] the next LINEAR after each operation, -1: none
   int32_t vocabulary = 0, context = 0;
-  int64_t first_select = 0;              // the first operation that is a SELECT
-  int32_t handed_out = 0, taken_in = 0;  // columns of hidden states
-  int32_t longest = 0;                   // the longest row with the usual rope frequencies, 0: they never change
+  int64_t first_select = 0;               // the first operation that is a SELECT
+  int32_t hidden_out = 0, hidden_in = 0;  // columns of hidden states
+  int32_t longest = 0;                    // the longest row with the usual rope frequencies, 0: they never change
   int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
   RecurrencePlan recurrence;

@@ -19,7 +19,7 @@ bool is_table(const outrider_weight &weight, int rows, int columns) {
   return weight.table && weight.format == OUTRIDER_FP32 && weight.rows == rows && weight.columns == columns;
 }
 
-// Whether a vector holds distinct ids of the vocabulary: SPREAD writes to these columns, by several threads.
+// Whether a vector holds distinct ids of the vocabulary: SCATTER writes to these columns, by several threads.
 bool are_tokens(const outrider_weight &weight, int count, int vocabulary) {
   const float *ids = static_cast<const float *>(weight.data);
   std::vector<bool> seen(static_cast<size_t>(vocabulary), false);
@@ -115,7 +115,7 @@ int32_t Engine::check_choice(const outrider_op &op) const {
   return OUTRIDER_OK;
 }
 
-// BLEND and MATCH, whose input holds `heads` vectors side by side.
+// BLEND and MATCH_RMS, whose input holds `heads` vectors side by side.
 int32_t Engine::check_vectors(const outrider_op &op) const {
   const bool blends = op.kind == OUTRIDER_BLEND;
   if (op.heads < 1 || op.in.width < op.heads || op.in.width % op.heads || !(op.epsilon >= 0.0f))
@@ -312,12 +312,12 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       check(op.in, op.out.width, "what xIELU reads");
       check(op.out, op.out.width, "what xIELU writes");
       break;
-    case OUTRIDER_CUT:
-      check(op.in, op.out.width, "what is cut");
+    case OUTRIDER_GAUSSIAN_TOP_K:
+      check(op.in, op.out.width, "input of the top-k");
       check(op.out, op.out.width, "what is left of it");
       break;
     case OUTRIDER_BLEND:
-    case OUTRIDER_MATCH:
+    case OUTRIDER_MATCH_RMS:
       if (status == OUTRIDER_OK) status = check_vectors(op);
       refuse(behind && !holds_selected(op.key), "behind select an operation reads positions that were not selected");
       break;
@@ -352,33 +352,33 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
              "an operation with a state cannot write into what it reads");
       break;
     }
-    case OUTRIDER_HAND_OUT:
-      refuse(behind, "states are handed out before select");
+    case OUTRIDER_HIDDEN_OUT:
+      refuse(behind, "states are returned before select");
       refuse(op.integer < 0 || op.integer > 1 << 24, "a state's columns begin at 0");
       check(op.in, op.in.width, "state");
       break;
-    case OUTRIDER_TAKE_IN:
-      refuse(behind, "states are taken in before select");
-      check(op.out, op.out.width, "state taken in");
+    case OUTRIDER_HIDDEN_IN:
+      refuse(behind, "states are given before select");
+      check(op.out, op.out.width, "given state");
       break;
-    case OUTRIDER_GO_ON:
-      refuse(behind, "states are taken in before select");
+    case OUTRIDER_LOAD_HIDDEN:
+      refuse(behind, "states are given before select");
       check(op.in, op.out.width, "state");
       check(op.out, op.out.width, "state");
-      refuse(op.in.buffer == op.out.buffer, "go on cannot write into its input's buffer");
+      refuse(op.in.buffer == op.out.buffer, "load hidden cannot write into its input's buffer");
       break;
-    case OUTRIDER_LEAVE:
-      refuse(!behind, "a state is left behind select");
-      check(op.in, op.in.width, "state left");
+    case OUTRIDER_STORE_HIDDEN:
+      refuse(!behind, "a state is stored behind select");
+      check(op.in, op.in.width, "state to store");
       break;
-    case OUTRIDER_SPREAD:
-      refuse(!weight || !is_vector(*weight, op.in.width), "spread needs a vector of token ids");
-      refuse(!behind, "logits are spread behind select");
+    case OUTRIDER_SCATTER:
+      refuse(!weight || !is_vector(*weight, op.in.width), "scatter needs a vector of token ids");
+      refuse(!behind, "logits are scattered behind select");
       check(op.in, op.in.width, "logits");
       check(op.out, vocabulary, "logits of the whole vocabulary");
-      refuse(op.in.buffer == op.out.buffer, "spread cannot write into its input's buffer");
+      refuse(op.in.buffer == op.out.buffer, "scatter cannot write into its input's buffer");
       if (status == OUTRIDER_OK && !are_tokens(*weight, op.in.width, vocabulary))
-        status = fail(OUTRIDER_INVALID, "spread needs ids of %d tokens, each once", vocabulary);
+        status = fail(OUTRIDER_INVALID, "scatter needs ids of %d tokens, each once", vocabulary);
       break;
     case OUTRIDER_SELECT:
       refuse(behind && !selecting, "selects stand side by side");
@@ -422,18 +422,19 @@ int32_t Engine::check(const outrider_program &program) {
   return check_states_of_program();
 }
 
-// The program of a head has exactly one TAKE_IN, one GO_ON and one LEAVE, in this order; other programs have none of them.
+// The program of a head has exactly one HIDDEN_IN, one LOAD_HIDDEN and one STORE_HIDDEN, in this order; other programs have none of them.
 int32_t Engine::check_states_of_program() {
   std::vector<const outrider_op *> found;
   for (const outrider_op &op : ops) {
-    if (op.kind == OUTRIDER_HAND_OUT) handed_out = std::max(handed_out, op.integer + op.in.width);
-    if (op.kind == OUTRIDER_TAKE_IN || op.kind == OUTRIDER_GO_ON || op.kind == OUTRIDER_LEAVE) found.push_back(&op);
+    if (op.kind == OUTRIDER_HIDDEN_OUT) hidden_out = std::max(hidden_out, op.integer + op.in.width);
+    if (op.kind == OUTRIDER_HIDDEN_IN || op.kind == OUTRIDER_LOAD_HIDDEN || op.kind == OUTRIDER_STORE_HIDDEN)
+      found.push_back(&op);
   }
   if (found.empty()) return OUTRIDER_OK;
-  if (found.size() != 3 || found[0]->kind != OUTRIDER_TAKE_IN || found[1]->kind != OUTRIDER_GO_ON ||
-      found[2]->kind != OUTRIDER_LEAVE || found[1]->out.width != found[2]->in.width)
-    return fail(OUTRIDER_INVALID, "a program takes a state in, goes on with one, and leaves one as wide, once each");
-  taken_in = found[0]->out.width;
+  if (found.size() != 3 || found[0]->kind != OUTRIDER_HIDDEN_IN || found[1]->kind != OUTRIDER_LOAD_HIDDEN ||
+      found[2]->kind != OUTRIDER_STORE_HIDDEN || found[1]->out.width != found[2]->in.width)
+    return fail(OUTRIDER_INVALID, "a program is given a state, loads one, and stores one as wide, once each");
+  hidden_in = found[0]->out.width;
   return OUTRIDER_OK;
 }
 

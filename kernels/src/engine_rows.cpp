@@ -59,7 +59,7 @@ int32_t Engine::truncate(int row, int length) {
                 static_cast<int>(state.history.size()), length);
   state.history.resize(static_cast<size_t>(length));
   state.begin = std::min(state.begin, length);
-  if (static_cast<size_t>(length) < state.left_at) state.left.clear();
+  if (static_cast<size_t>(length) < state.stored_at) state.stored_hidden.clear();
   if (!recurrence.empty()) state.recurrence.truncate(length);
   for (const size_t kept = static_cast<size_t>((cached(state) + kBlockTokens - 1) / kBlockTokens);
        state.blocks.size() > kept;) {
@@ -92,7 +92,7 @@ int32_t Engine::skip(int row, const int32_t *tokens, int count) {
   state.history.insert(state.history.end(), tokens, tokens + count);
   meet(tokens, count);
   state.begin = static_cast<int32_t>(length);
-  state.left.clear();
+  state.stored_hidden.clear();
   return OUTRIDER_OK;
 }
 

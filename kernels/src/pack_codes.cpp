@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "code_values.h"
 #include "message.h"
 #include "pack.h"
 
@@ -457,10 +458,9 @@ void read_unit(const outrider_weight &weight, const Geometry &shape, const char 
 }  // namespace
 
 void unpack_row(const outrider_weight &weight, int row, float *out) {
-  static const float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                  -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-  static const float kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-  const float *const table = weight.codes == OUTRIDER_E2M1 ? kE2M1 : weight.codes == OUTRIDER_IQ4 ? kIq4 : nullptr;
+  const float *const table = weight.codes == OUTRIDER_E2M1  ? kE2M1Values
+                             : weight.codes == OUTRIDER_IQ4 ? kIq4Values
+                                                            : nullptr;
   const Geometry shape = geometry(weight);
   const auto [tile, lane] = lane_of(weight, row);
   const char *at = static_cast<const char *>(weight.data) + tile * tile_bytes(weight);

@@ -84,9 +84,9 @@ void Pass::plan() {
 void Pass::reserve_for_threads() {
   needed_of_thread.resize(static_cast<size_t>(engine.pool->threads()));
   for (const outrider_op &op : engine.ops) {
-    if (op.kind == OUTRIDER_LEAVE)
+    if (op.kind == OUTRIDER_STORE_HIDDEN)
       for (const FeedState &feed : feeds)
-        engine.rows[static_cast<size_t>(feed.row)].left.reserve(static_cast<size_t>(op.in.width));
+        engine.rows[static_cast<size_t>(feed.row)].stored_hidden.reserve(static_cast<size_t>(op.in.width));
     if (op.kind != OUTRIDER_ROUTE) continue;
     const size_t experts = static_cast<size_t>(op.heads),
                  pairs = static_cast<size_t>(tokens) * static_cast<size_t>(op.kv_heads);
@@ -190,7 +190,7 @@ void Pass::xielu(const outrider_op &op, Rows rows, int thread) {
   });
 }
 
-void Pass::cut(const outrider_op &op, Rows rows, int thread) {
+void Pass::gaussian_top_k(const outrider_op &op, Rows rows, int thread) {
   share(rows, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t)
       engine.kernels->cut(engine.buffer(op.in) + t * engine.stride(op.in), op.scale,
@@ -213,7 +213,7 @@ void Pass::blend(const outrider_op &op, Rows rows, int thread) {
   });
 }
 
-void Pass::match(const outrider_op &op, Rows rows, int thread) {
+void Pass::match_rms(const outrider_op &op, Rows rows, int thread) {
   const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
   const int64_t residual_stride = residual ? engine.stride(op.residual) : 0;
   share_items(rows, op.heads, thread, [&](int64_t first, int64_t last) {
@@ -374,27 +374,27 @@ void Pass::run_op(size_t index, const Part &part, Rows rows, AttentionBeside *be
       return xielu(op, rows, thread);
     case OUTRIDER_HEADS:
       return multiply_heads(op, index, part, rows, thread);
-    case OUTRIDER_CUT:
-      return cut(op, rows, thread);
+    case OUTRIDER_GAUSSIAN_TOP_K:
+      return gaussian_top_k(op, rows, thread);
     case OUTRIDER_BLEND:
       return blend(op, rows, thread);
-    case OUTRIDER_MATCH:
-      return match(op, rows, thread);
+    case OUTRIDER_MATCH_RMS:
+      return match_rms(op, rows, thread);
     case OUTRIDER_CONVOLVE:
       return convolve(op, index, thread);
     case OUTRIDER_DELTA:
     case OUTRIDER_SCAN:
       return step_states(op, index, thread);
-    case OUTRIDER_HAND_OUT:
-      return hand_out(op, thread);
-    case OUTRIDER_TAKE_IN:
-      return take_in(op, thread);
-    case OUTRIDER_GO_ON:
-      return go_on(op, thread);
-    case OUTRIDER_LEAVE:
-      return leave(op, thread);
-    case OUTRIDER_SPREAD:
-      return spread(op, thread);
+    case OUTRIDER_HIDDEN_OUT:
+      return return_hidden(op, thread);
+    case OUTRIDER_HIDDEN_IN:
+      return hidden_in(op, thread);
+    case OUTRIDER_LOAD_HIDDEN:
+      return load_hidden(op, thread);
+    case OUTRIDER_STORE_HIDDEN:
+      return store_hidden(op, thread);
+    case OUTRIDER_SCATTER:
+      return scatter(op, thread);
     default:
       return choose(op, index, part, thread);
   }
@@ -411,9 +411,9 @@ bool stays_in_rows(int32_t kind) {
     case OUTRIDER_GATE:
     case OUTRIDER_SCALE:
     case OUTRIDER_XIELU:
-    case OUTRIDER_CUT:
+    case OUTRIDER_GAUSSIAN_TOP_K:
     case OUTRIDER_BLEND:
-    case OUTRIDER_MATCH:
+    case OUTRIDER_MATCH_RMS:
       return true;
     default:
       return false;
@@ -426,9 +426,9 @@ void Pass::run_ops(size_t from, size_t end, const Part &part, AttentionBeside *b
   Rows rows = part.tokens;
   for (size_t index = from; index < end; ++index) {
     if (is_left_out(engine.ops[index])) {
-      // All operations up to GO_ON depend on the given states, so they are skipped as well.
-      if (engine.ops[index].kind == OUTRIDER_TAKE_IN)
-        while (engine.ops[index + 1].kind != OUTRIDER_GO_ON) ++index;
+      // All operations up to LOAD_HIDDEN depend on the given states, so they are skipped as well.
+      if (engine.ops[index].kind == OUTRIDER_HIDDEN_IN)
+        while (engine.ops[index + 1].kind != OUTRIDER_LOAD_HIDDEN) ++index;
       continue;
     }
     run_op(index, part, rows, beside, thread);

@@ -108,9 +108,9 @@ struct Pass {
   void gate(const outrider_op &op, Rows rows, int thread);
   void scale(const outrider_op &op, Rows rows, int thread);
   void xielu(const outrider_op &op, Rows rows, int thread);
-  void cut(const outrider_op &op, Rows rows, int thread);
+  void gaussian_top_k(const outrider_op &op, Rows rows, int thread);
   void blend(const outrider_op &op, Rows rows, int thread);
-  void match(const outrider_op &op, Rows rows, int thread);
+  void match_rms(const outrider_op &op, Rows rows, int thread);
   double softplus(double x) const;
   void multiply_heads(const outrider_op &op, size_t index, const Part &part, Rows rows, int thread);
   // Where the converted inputs of several matrices with this shape are stored.
@@ -123,11 +123,11 @@ struct Pass {
   float delta_decay(const outrider_op &op, int32_t number, double rate, float a) const;
   double decay_rate(const outrider_op &op, int32_t head) const;
   float number_of(int32_t weight, int32_t index) const;
-  void hand_out(const outrider_op &op, int thread) const;
-  void take_in(const outrider_op &op, int thread) const;
-  void go_on(const outrider_op &op, int thread) const;
-  void leave(const outrider_op &op, int thread) const;
-  void spread(const outrider_op &op, int thread) const;
+  void return_hidden(const outrider_op &op, int thread) const;
+  void hidden_in(const outrider_op &op, int thread) const;
+  void load_hidden(const outrider_op &op, int thread) const;
+  void store_hidden(const outrider_op &op, int thread) const;
+  void scatter(const outrider_op &op, int thread) const;
   // Whether an operation processes only selected tokens.
   bool is_behind_select(const outrider_op &op) const { return &op - engine.ops.data() >= engine.first_select; }
   QueryRows queries_of(const outrider_op &op, const FeedState &feed) const {

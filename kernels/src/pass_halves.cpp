@@ -130,9 +130,9 @@ bool Pass::may_go_in_halves() const {
       case OUTRIDER_SCALE:
       case OUTRIDER_XIELU:
       case OUTRIDER_HEADS:
-      case OUTRIDER_CUT:
+      case OUTRIDER_GAUSSIAN_TOP_K:
       case OUTRIDER_BLEND:
-      case OUTRIDER_MATCH:
+      case OUTRIDER_MATCH_RMS:
       case OUTRIDER_CHOOSE:
         break;
       default:

@@ -1,5 +1,5 @@
-// Hidden states: those that a target hands out with its tokens (HAND_OUT), those that a head takes in (TAKE_IN, GO_ON) and leaves for its
-// row's next token (LEAVE), and a head's logits, scattered over the target's vocabulary (SPREAD).
+// Hidden states: those that a target returns with its tokens (HIDDEN_OUT), those that a head is given (HIDDEN_IN, LOAD_HIDDEN) and stores for
+// its row's next token (STORE_HIDDEN), and a head's logits, scattered over the target's vocabulary (SCATTER).
 #include <string.h>
 
 #include <algorithm>
@@ -33,12 +33,12 @@ bool Pass::is_left_out(const outrider_op &op) const {
     const float *const factors = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
     return factors[0] == 1.0f && op.residual.buffer < 0 && op.in.buffer == op.out.buffer && op.in.offset == op.out.offset;
   }
-  return (op.kind == OUTRIDER_HAND_OUT && !batch.states) || (op.kind == OUTRIDER_TAKE_IN && !any_given);
+  return (op.kind == OUTRIDER_HIDDEN_OUT && !batch.states) || (op.kind == OUTRIDER_HIDDEN_IN && !any_given);
 }
 
-void Pass::hand_out(const outrider_op &op, int thread) const {
+void Pass::return_hidden(const outrider_op &op, int thread) const {
   const float *in = engine.buffer(op.in);
-  const int64_t stride = engine.stride(op.in), columns = engine.handed_out;
+  const int64_t stride = engine.stride(op.in), columns = engine.hidden_out;
   share(tokens - static_cast<int64_t>(branches.size()), thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(t)])];
@@ -50,38 +50,39 @@ void Pass::hand_out(const outrider_op &op, int thread) const {
   });
 }
 
-void Pass::take_in(const outrider_op &op, int thread) const {
+void Pass::hidden_in(const outrider_op &op, int thread) const {
   float *out = engine.buffer(op.out);
   const int64_t stride = engine.stride(op.out);
   share(tokens, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(t)])];
       float *const to = out + t * stride;
-      // A token without a state goes through the products all the same; GO_ON replaces the result.
+      // A token without a state goes through the products all the same; LOAD_HIDDEN replaces the result.
       if (feed.state_in < 0) {
         std::fill_n(to, op.out.width, 0.0f);
         continue;
       }
-      const uint16_t *const from = batch.states_in + (feed.state_in + t - feed.first_token) * engine.taken_in;
+      const uint16_t *const from = batch.states_in + (feed.state_in + t - feed.first_token) * engine.hidden_in;
       for (int32_t c = 0; c < op.out.width; ++c) to[c] = from_bf16(from[c]);
     }
   });
 }
 
-void Pass::go_on(const outrider_op &op, int thread) const {
+void Pass::load_hidden(const outrider_op &op, int thread) const {
   const float *in = engine.buffer(op.in);
   float *out = engine.buffer(op.out);
   const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);
   share(tokens, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(t)])];
-      const float *from = feed.state_in >= 0 ? in + t * in_stride : engine.rows[static_cast<size_t>(feed.row)].left.data();
+      const float *from =
+          feed.state_in >= 0 ? in + t * in_stride : engine.rows[static_cast<size_t>(feed.row)].stored_hidden.data();
       memcpy(out + t * out_stride, from, sizeof(float) * static_cast<size_t>(op.out.width));
     }
   });
 }
 
-void Pass::leave(const outrider_op &op, int thread) const {
+void Pass::store_hidden(const outrider_op &op, int thread) const {
   const float *in = engine.buffer(op.in);
   const int64_t stride = engine.stride(op.in);
   share(static_cast<int64_t>(selected.size()), thread, [&](int64_t first, int64_t last) {
@@ -90,13 +91,13 @@ void Pass::leave(const outrider_op &op, int thread) const {
       const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(t)])];
       if (t != feed.first_token + feed.count - 1) continue;
       RowState &row = engine.rows[static_cast<size_t>(feed.row)];
-      row.left.assign(in + s * stride, in + s * stride + op.in.width);
-      row.left_at = row.history.size();
+      row.stored_hidden.assign(in + s * stride, in + s * stride + op.in.width);
+      row.stored_at = row.history.size();
     }
   });
 }
 
-void Pass::spread(const outrider_op &op, int thread) const {
+void Pass::scatter(const outrider_op &op, int thread) const {
   const float *in = engine.buffer(op.in);
   float *out = engine.buffer(op.out);
   const int64_t in_stride = engine.stride(op.in), out_stride = engine.stride(op.out);

@@ -110,7 +110,7 @@ int32_t Engine::plan_recurrence() {
     recurrence.of.push_back(std::move(one));
   }
   if (recurrence.empty()) return OUTRIDER_OK;
-  if (longest > 0 || handed_out || taken_in)
+  if (longest > 0 || hidden_out || hidden_in)
     return fail(
         OUTRIDER_INVALID,
         "a program with a recurrent state can neither hand out nor take in states, nor change rope with a row's length");

@@ -24,7 +24,7 @@ class Shortlist {
 
   const outrider_weight &matrix() const { return matrix_; }
   const outrider_weight &bias() const { return bias_; }
-  // The tokens' ids as a vector, the weight of SPREAD.
+  // The tokens' ids as a vector, the weight of SCATTER.
   const outrider_weight &ids() const { return ids_; }
 
  private:

@@ -402,7 +402,8 @@ def test_vectors_side_by_side_that_make_no_sense_are_refused():
     model = packed(SHAPES["streams"], Format.FP32)
     ops, widths = list(model.program.ops), model.program.buffers
     at_blend, at_match, at_cut = (
-        next(index for index, op in enumerate(ops) if op.kind is kind) for kind in (Kind.BLEND, Kind.MATCH, Kind.CUT)
+        next(index for index, op in enumerate(ops) if op.kind is kind)
+        for kind in (Kind.BLEND, Kind.MATCH_RMS, Kind.GAUSSIAN_TOP_K)
     )
     blend, match, cut = ops[at_blend], ops[at_match], ops[at_cut]
     columns = next(index for index, op in enumerate(ops) if op.kind is Kind.SCALE and op.integer)
@@ -435,7 +436,7 @@ def test_vectors_side_by_side_that_make_no_sense_are_refused():
             behind,
             "reads positions that were not selected",
         ),
-        (at_cut, replace(cut, input=cut.input.part(0, 9)), "what is cut has 9 columns"),
+        (at_cut, replace(cut, input=cut.input.part(0, 9)), "input of the top-k has 9 columns"),
         (columns, replace(ops[columns], integer=2), "scale takes one factor, or one for each column"),
         (columns, replace(ops[columns], window=-4), "factors by position come before select"),
         (columns, replace(ops[columns], weight=one_factor), "scale needs a vector of factors"),

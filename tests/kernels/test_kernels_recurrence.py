@@ -301,7 +301,7 @@ def test_programs_that_make_no_sense_are_refused() -> None:
     x = builder.embed(Tensor("embed", (10, 16)))
     builder.layer_input(0, x)
     x = builder.convolve(x, Tensor("taps", (16, 1, 3)))
-    with pytest.raises(ValueError, match="cannot be handed out where rows have a recurrent state"):
+    with pytest.raises(ValueError, match="cannot be returned where rows have a recurrent state"):
         builder.finish(builder.linear(x, [Tensor("head", (10, 16))]))
     with pytest.raises(ValueError, match=r"taps has shape \(16, 3\), its input has 16 columns"):
         builder.convolve(Slice(0, 0, 16), Tensor("taps", (16, 3)))

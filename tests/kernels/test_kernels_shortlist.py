@@ -187,7 +187,7 @@ def test_a_head_whose_vocabulary_is_shortened_already_is_refused():
     tokens_of_head = range(0, SMALL.vocabulary, 3)
 
     def head(builder: Builder, x: Slice) -> Slice:
-        return builder.spread(builder.linear(x, [Tensor("head", (len(tokens_of_head), 64))]), list(tokens_of_head))
+        return builder.scatter(builder.linear(x, [Tensor("head", (len(tokens_of_head), 64))]), list(tokens_of_head))
 
     with with_head(head).model() as engine:
         with pytest.raises(KernelError, match="a shortlist needs a matrix that makes the scores of all tokens"):

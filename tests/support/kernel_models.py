@@ -234,7 +234,7 @@ def _streams(builder: Builder, shape: Shape) -> Program:
     x = builder.room(count * width)
     builder.scale(first, 0.75, output=x.part(0, width))
     others = builder.linear(first, [Tensor(f"begin.{stream}", (width, width)) for stream in range(1, count)])
-    builder.match(others, first, epsilon=1e-5, output=x.part(width, (count - 1) * width))
+    builder.match_rms(others, first, epsilon=1e-5, output=x.part(width, (count - 1) * width))
     for layer in range(shape.layers):
         at = f"{layer}."
         x = builder.blend(x, coefficients(x.part(width, width), at + "predict", count**2), vectors=count, residual=x)
@@ -246,7 +246,7 @@ def _streams(builder: Builder, shape: Shape) -> Program:
         a = builder.linear(builder.attention(q, k, v, **sizes), [Tensor(at + "o", (width, width))], residual=one)
         h = norm(a, at + "norm2")
         gate, up = builder.linear(h, [Tensor(at + name, (inner, width)) for name in ("gate", "up")]).split(inner, inner)
-        builder.cut(gate, 0.75)
+        builder.gaussian_top_k(gate, 0.75)
         m = builder.linear(builder.gate(up, gate, activation=shape.activation), [Tensor(at + "down", (width, inner))])
         a = builder.scale(m, 0.5, residual=a)
         missed = builder.scale(one, -1.0, residual=a)
@@ -257,7 +257,7 @@ def _streams(builder: Builder, shape: Shape) -> Program:
     first, *rest = x.split(*[width] * count)
     total = first
     for number, stream in enumerate(rest):
-        total = builder.match(
+        total = builder.match_rms(
             builder.linear(stream, [Tensor(f"end.{number}", (width, width))]), first, epsilon=1e-5, residual=total
         )
     total = norm(builder.scale(total, 1 / count), "norm")

@@ -129,13 +129,13 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
                 kept = columns.shape[1] - matrix.shape[1]
                 parts += [columns[:, :kept], columns[:, kept:] @ matrix.T]
             return torch.cat(parts, dim=1)
-        case Kind.CUT:
+        case Kind.GAUSSIAN_TOP_K:
             return relu(x - (x.mean(dim=1) + op.scale * x.std(dim=1, unbiased=False))[:, None])
         case Kind.BLEND:
             coefficients = read(op.key).view(len(tokens), -1, op.heads)
             y = torch.einsum("tvh,thc->tvc", coefficients, x.view(len(tokens), op.heads, -1)).flatten(1)
             return y if op.residual.buffer < 0 else y + read(op.residual)
-        case Kind.MATCH:
+        case Kind.MATCH_RMS:
             vectors = x.view(len(tokens), op.heads, -1)
             own = vectors.square().mean(dim=2, keepdim=True).clamp(min=op.epsilon)
             y = (vectors * (read(op.key).square().mean(dim=1)[:, None, None] / own).sqrt()).flatten(1)

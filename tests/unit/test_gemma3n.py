@@ -45,7 +45,7 @@ def test_gates_are_cut_where_normal_ones_would_leave_that_share_open() -> None:
     """The factor is rounded to the type of the embeddings, as transformers rounds it."""
     shares = [share for share in GEMMA3N["activation_sparsity_pattern"] if share]
     for format, apart in ((Format.FP32, 1e-6), (Format.BF16, 2**-8)):
-        found = [op.scale for op in program_of(format).ops if op.kind is Kind.CUT]
+        found = [op.scale for op in program_of(format).ops if op.kind is Kind.GAUSSIAN_TOP_K]
         assert [NormalDist().cdf(scale) for scale in found] == pytest.approx(shares, abs=apart)
     assert 1.6484375 in [op.scale for op in program_of().ops]
 
@@ -78,7 +78,7 @@ def test_what_is_usual_need_not_be_said() -> None:
     }
     assert build_program(config, Format.BF16) == build_program(config | said, Format.BF16)
     few = {**config, "num_hidden_layers": 10, "num_kv_shared_layers": 5}
-    assert not any(op.kind is Kind.CUT for op in build_program(few, Format.BF16).ops)
+    assert not any(op.kind is Kind.GAUSSIAN_TOP_K for op in build_program(few, Format.BF16).ops)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_cannot_be_followed_is_refused(changes: dict[str, Any], sentence: s
 
 def test_no_head_reads_its_layers_inputs() -> None:
     """They are several streams, which nobody's head was trained on."""
-    with pytest.raises(ModelError, match=r"the inputs of layers \[1, 3\] cannot be handed out"):
+    with pytest.raises(ModelError, match=r"the inputs of layers \[1, 3\] cannot be returned"):
         build_program({"model_type": "gemma3n_text", **GEMMA3N}, Format.BF16, states=(1, 3))
 
 

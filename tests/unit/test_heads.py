@@ -204,7 +204,7 @@ def opened_draft(path: Path, target: Path, precision: str = "bf16") -> OpenModel
 
 
 def pair(target: OpenModel, batch: int, count: int | None, draft: Draft | None, prefix_tokens: int = 0) -> Target:
-    """A target that hands out states, unless there is no draft to read them."""
+    """A target that returns hidden states, unless there is no draft to read them."""
     states = STATES if draft is not None else ()
     spec = ModelSpec("", "native", "", prefix_tokens=prefix_tokens, states=states)
     built = build_target(spec, ReplicaSpec(batch, count, draft is not None), target, Numbers(), CURVE)
@@ -265,7 +265,7 @@ def test_the_packed_weights_are_those_of_the_model_without_states(target: Path) 
     values = json.loads((target / "config.json").read_text())
     plain, with_states = (build_program(values, Format.W4A8, states=states) for states in ((), (1, 2, 3)))
     assert plain.digest() == with_states.digest()
-    assert (plain.handed_out, with_states.handed_out) == (0, 3 * HIDDEN)
+    assert (plain.hidden_out, with_states.hidden_out) == (0, 3 * HIDDEN)
 
 
 @pytest.mark.parametrize(("precision", "drafts"), [("w4a8", "w4a8"), pytest.param("bf16", "fp32", marks=pytest.mark.slow)])

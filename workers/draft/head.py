@@ -69,7 +69,7 @@ class HeadDrafter(Drafter):
     def _states_of(self, advance: Advance) -> tuple[States, int]:
         """The states that were sent, and the position of the token that is fed with the first of them: one after its
         own."""
-        states = np.frombuffer(advance.states, np.uint16).reshape(-1, self._head.model.program.taken_in)
+        states = np.frombuffer(advance.states, np.uint16).reshape(-1, self._head.model.program.hidden_in)
         return states, advance.states_end - len(states) + 1
 
     def _give_states(self, advance: Advance) -> None:

@@ -103,5 +103,5 @@ class HeadEngine(NativeEngine):
         return given
 
     def _forget(self, row: int, confirmed: int) -> None:
-        self._states[row] = np.empty((0, self.model.program.taken_in), np.uint16)
+        self._states[row] = np.empty((0, self.model.program.hidden_in), np.uint16)
         self._confirmed[row] = confirmed

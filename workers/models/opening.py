@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.kernels import library, native
-from outrider.kernels.program import SMALLEST_GROUP, Cache, Format, Program, Scales
+from outrider.kernels.program import SMALLEST_ASYMMETRIC_GROUP, Cache, Format, Program, Scales
 from outrider.kernels.storage import LARGEST_BESIDE_INT4, largest_activation
 from outrider.workers.engines.engine import Engine
 from outrider.workers.errors import ModelError, UsageError, WorkerError
@@ -172,7 +172,7 @@ def _arithmetic(program: Program, precision: str, weights: str) -> dict[str, str
         path["activations"] = f"int8 up to {LARGEST_BESIDE_INT4} beside codes of 4 bits"
     if precision.startswith("w4abf16"):
         path["activations"] = "bf16, in 16 bits beside the largest of a block"
-    if any(each.stored.scales is Scales.HALF_MINIMA and each.group > SMALLEST_GROUP for each in program.weights):
+    if any(each.stored.scales is Scales.HALF_MINIMA and each.group > SMALLEST_ASYMMETRIC_GROUP for each in program.weights):
         path["minima"] = "by the groups of the checkpoint"
     if not program.integer:
         # Only integer formats give the same bits on every instruction set.

@@ -93,7 +93,7 @@ class Forward:
             return x * (self._weight(op.weight) if by_column else self._factors(op, len(x)))
         if op.kind is Kind.XIELU:
             return _xielu(x, *self._weight(op.weight))
-        if op.kind is Kind.CUT:
+        if op.kind is Kind.GAUSSIAN_TOP_K:
             deviation, mean = torch.std_mean(x, dim=1, correction=0, keepdim=True)
             return F.relu(x - (mean + op.scale * deviation))
         if op.kind is Kind.ROPE:
@@ -115,8 +115,8 @@ class Forward:
             return x * ACTIVATIONS[op.activation](key)
         if op.kind is Kind.BLEND:
             return _blend(op, x, key)
-        if op.kind is Kind.MATCH:
-            return _match(op, x, key)
+        if op.kind is Kind.MATCH_RMS:
+            return _match_rms(op, x, key)
         value = _part(buffers, op.value)
         if op.kind is Kind.ATTENTION:
             sinks, slopes = self._weight_or_none(op.weight), self._weight_or_none(op.bias)
@@ -241,7 +241,7 @@ def _blend(op: Op, x: Tensor, coefficients: Tensor) -> Tensor:
     return sums.reshape(len(x), -1)
 
 
-def _match(op: Op, x: Tensor, model: Tensor) -> Tensor:
+def _match_rms(op: Op, x: Tensor, model: Tensor) -> Tensor:
     vectors = x.reshape(len(x), op.heads, -1)
     own = vectors.square().mean(-1, keepdim=True).clamp(min=op.epsilon)
     return (vectors * (model.square().mean(-1)[:, None, None].sqrt() / own.sqrt())).reshape(x.shape)

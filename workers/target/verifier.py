@@ -90,11 +90,11 @@ class Verifier:
         runners_up: bool = True,
         grammars: Grammars | None = None,
         finder: SuffixFinder | None = None,
-        hand_out: bool = False,
+        with_states: bool = False,
     ) -> None:
-        """With ``hand_out`` the engine is asked for the states of the rows' tokens, for a head."""
+        """``with_states``: passes return the hidden states of the rows' tokens, for a head."""
         self.engine = engine
-        self._hand_out = hand_out
+        self._with_states = with_states
         self.proposer = proposer
         self.batch = batch
         self.finder = finder
@@ -264,7 +264,7 @@ class Verifier:
     def _feed(self, live: LiveRow, proposal: Proposal) -> Feed:
         new = live.tokens[live.cached :]
         # Without candidates the head needs no states.
-        states = self._hand_out and live.row.assisted and self.policy.draft_tokens != 0
+        states = self._with_states and live.row.assisted and self.policy.draft_tokens != 0
         if len(new) > PREFILL_TOKENS:
             return Feed(live.row.key, new[:PREFILL_TOKENS], 0, states=states)
         branches = [(len(new) + position, token) for position, token in proposal.runners_up]

@@ -45,7 +45,7 @@ def eagle3(head: HeadConfig, begin: Begin, tokens: Sequence[int] | None, own_emb
 
     embedding = OWN_EMBEDDING if own_embedding else TARGETS_EMBEDDING
     embedded = builder.embed(Tensor(embedding, (sizes.vocabulary, hidden)))
-    given = builder.take_in(head.states * head.target_hidden)
+    given = builder.hidden_in(head.states * head.target_hidden)
     if head.norm_before_fc:
         given = norm(given, "input_norm")
     if head.fc_norm:
@@ -54,7 +54,7 @@ def eagle3(head: HeadConfig, begin: Begin, tokens: Sequence[int] | None, own_emb
             part = (place * head.target_hidden, head.target_hidden)
             norm(given.part(*part), f"fc_norm.{place}", normed.part(*part))
         given = normed
-    state = builder.go_on(builder.linear(given, [Tensor("fc.weight", (hidden, given.width))]))
+    state = builder.load_hidden(builder.linear(given, [Tensor("fc.weight", (hidden, given.width))]))
     both = builder.room(2 * hidden)
     norm(embedded, f"{head.first_layer}input_layernorm", both.part(0, hidden))
     normed = norm(state, f"{head.first_layer}hidden_norm", both.part(hidden, hidden))
@@ -66,9 +66,9 @@ def eagle3(head: HeadConfig, begin: Begin, tokens: Sequence[int] | None, own_emb
     down = [mlp.weight("down_proj", hidden, sizes.ffn)]
     x = builder.linear(m, down, biases=mlp.biases(mlp_bias, ("down_proj", hidden)), residual=x)
     last = norm(x, "norm")
-    builder.leave(last if head.norm_output else x)
+    builder.store_hidden(last if head.norm_output else x)
     logits = builder.linear(last, [Tensor("lm_head.weight", (head.draft_vocabulary, hidden))])
-    return builder.finish(logits if tokens is None else builder.spread(logits, tokens))
+    return builder.finish(logits if tokens is None else builder.scatter(logits, tokens))
 
 
 def _attention(

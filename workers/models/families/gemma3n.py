@@ -119,7 +119,7 @@ class _Streams:
         builder.scale(embedded, 1.0, output=x.part(0, self.hidden))
         if matrices := self._matrices("altup_projections"):
             others = x.part(self.hidden, x.width - self.hidden)
-            builder.match(builder.linear(embedded, matrices), embedded, epsilon=LEAST_SQUARE, output=others)
+            builder.match_rms(builder.linear(embedded, matrices), embedded, epsilon=LEAST_SQUARE, output=others)
         return x
 
     def end(self, builder: Builder, x: Slice) -> Slice:
@@ -128,7 +128,7 @@ class _Streams:
         total = first
         for stream, matrix in zip(others, self._matrices("altup_unembed_projections"), strict=True):
             turned = builder.linear(stream, [matrix])
-            total = builder.match(turned, first, epsilon=LEAST_SQUARE, residual=total)
+            total = builder.match_rms(turned, first, epsilon=LEAST_SQUARE, residual=total)
         return builder.scale(total, 1.0 / self.count)
 
     def predict(self, builder: Builder, x: Slice, block: Linear) -> Slice:
@@ -175,7 +175,7 @@ class _Mixer:
         matrices = [mlp.weight(name, width, h.width) for name in ("gate_proj", "up_proj")]
         gate, up = builder.linear(h, matrices).split(width, width)
         deviations = NormalDist().inv_cdf(float(np.float32(self.sparsities[layer])))
-        builder.cut(gate, in_type_of_embeddings(builder, deviations))
+        builder.gaussian_top_k(gate, in_type_of_embeddings(builder, deviations))
         return builder.linear(builder.gate(up, gate, activation=self.function), down)
 
 

@@ -166,7 +166,7 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
     head = embedding if tied else Tensor("lm_head.weight", (rows, sizes.hidden))
     biases = Linear("").biases(style.head_bias, ("lm_head", rows))
     logits = builder.linear(x, [head], biases=biases, scale=style.logit_scale, cap=style.logit_cap)
-    return builder.finish(builder.spread(logits, range(rows)) if style.head_rows else logits)
+    return builder.finish(builder.scatter(logits, range(rows)) if style.head_rows else logits)
 
 
 def plain_attention(config: Config, sizes: Sizes, style: Style) -> Mixer:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.kernels.program import SMALLEST_GROUP
+from outrider.kernels.program import SMALLEST_ASYMMETRIC_GROUP
 from outrider.kernels.quantised import E4M3, QuantisedRows, Scheme, Values
 from outrider.workers.models.files import state_of
 from outrider.workers.models.formats.halves import exact
@@ -139,7 +139,7 @@ class Mlx:
     @property
     def made_for(self) -> str:
         """By the settings of most layers; bf16 where the kernels do not have their codes with other precisions."""
-        kept = self.usual["group_size"] % SMALLEST_GROUP == 0
+        kept = self.usual["group_size"] % SMALLEST_ASYMMETRIC_GROUP == 0
         return "w4abf16" if self.usual["mode"] in OF_FOUR_BITS or (self.usual["mode"] == AFFINE and kept) else "bf16"
 
     @property
