@@ -61,6 +61,15 @@ const char *wanted_unit() {
   return name && *name ? name : nullptr;
 }
 
+#ifdef OUTRIDER_X86
+// A table is only copied here, and so may be of a unit whose instructions the machine has not.
+Kernels with_products(const Products &products) {
+  Kernels kernels = kAvx512Vnni;
+  static_cast<Products &>(kernels) = products;
+  return kernels;
+}
+#endif
+
 // Best first. __builtin_cpu_supports also checks that the system saves the registers.
 void list_units(Unit units[kUnits]) {
 #ifdef OUTRIDER_X86
@@ -75,9 +84,11 @@ void list_units(Unit units[kUnits]) {
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
   const bool amx = bf16 && has_amx();
   #endif
-  units[0] = {&kAmx, amx};
-  units[1] = {&kAvx512Bf16, bf16};
-  units[2] = {&kAvx512Pairs, bf16};
+  static const Kernels of_amx = with_products(kAmx), of_bf16 = with_products(kAvx512Bf16),
+                       of_pairs = with_products(kAvx512Pairs);
+  units[0] = {&of_amx, amx};
+  units[1] = {&of_bf16, bf16};
+  units[2] = {&of_pairs, bf16};
   if (adds_beside_products()) std::swap(units[1], units[2]);
   units[3] = {&kAvx512Vnni, avx512};
   units[4] = {&kAvx2, avx2};

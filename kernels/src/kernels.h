@@ -350,7 +350,8 @@ struct Xielu {
   float positive, negative, beta, epsilon;
 };
 
-struct Kernels {
+// Matrix products, and how their inputs are prepared.
+struct Products {
   const char *name;
   // Tokens in a block of rows that `linear` works on at once and that are interleaved; 0: rows are not interleaved.
   int32_t (*row_block)(const outrider_weight &weight, int tokens);
@@ -358,11 +359,18 @@ struct Kernels {
   // or at x + chosen[t] * stride.
   void (*prepare)(const outrider_weight &weight, const float *x, int64_t stride, const int32_t *chosen, const Input &input,
                   int block, int piece);
-  // A transposition: to[word * rows + r] = from[r][word].
-  void (*interleave)(const int32_t *const *from, int rows, int words, int32_t *to);
   // Tiles first..last of a matrix product, with bias, activation and residual. `next` and `next_tile` are the matrix and the tile that
   // this thread will work on next, for prefetching; or null.
   void (*linear)(const Linear &task, int first_tile, int last_tile, const outrider_weight *next, int next_tile);
+  // Whether `linear` can multiply a weight in pairs of channels (linear_pairs.inc), and the constants that it needs for one tile. Both
+  // are null in units that never do.
+  bool (*paired)(const outrider_weight &weight);
+  void (*pair_constants)(const outrider_weight &weight, int tile, int32_t *to);
+};
+
+struct Kernels : Products {
+  // A transposition: to[word * rows + r] = from[r][word].
+  void (*interleave)(const int32_t *const *from, int rows, int words, int32_t *to);
   // Norms, plus residual (or null). bias may be null too.
   void (*rms_norm)(const float *x, const float *weight, const float *residual, float *out, int width, float epsilon);
   void (*layer_norm)(const float *x, const float *weight, const float *bias, const float *residual, float *out, int width,
@@ -415,18 +423,15 @@ struct Kernels {
   void (*scan_by_column)(const StateStep &step);
   // x = softplus(x + bias), of a multiple of 16 columns.
   void (*steps)(float *x, const float *bias, int width);
-  // Whether `linear` can multiply a weight in pairs of channels (linear_pairs.inc), and the constants that it needs for one tile. Both
-  // are null in units that never do.
-  bool (*paired)(const outrider_weight &weight);
-  void (*pair_constants)(const outrider_weight &weight, int tile, int32_t *to);
 };
 
 extern const Kernels kGeneric;
 extern const Kernels kAvx2;
 extern const Kernels kAvx512Vnni;
-extern const Kernels kAvx512Bf16;
-extern const Kernels kAvx512Pairs;
-extern const Kernels kAmx;
+// What later instructions are for; all else is kAvx512Vnni's, so that it is compiled once.
+extern const Products kAvx512Bf16;
+extern const Products kAvx512Pairs;
+extern const Products kAmx;
 
 // The best unit for this machine, or the one that OUTRIDER_ISA names; null, with the reason in *message, if it is not available.
 const Kernels *choose_kernels(const char **message);

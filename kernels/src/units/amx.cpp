@@ -3,4 +3,4 @@
 #define OUTRIDER_UNIT kAmx
 #define OUTRIDER_UNIT_NAME "amx"
 #define OUTRIDER_ROW_BLOCK 8
-#include "../unit.inc"
+#include "../products_amx.inc"

@@ -2,4 +2,4 @@
 #define OUTRIDER_UNIT kAvx512Bf16
 #define OUTRIDER_UNIT_NAME "avx512bf16"
 #define OUTRIDER_ROW_BLOCK 12
-#include "../unit.inc"
+#include "../products_bf16.inc"

@@ -2,5 +2,4 @@
 #define OUTRIDER_UNIT kAvx512Pairs
 #define OUTRIDER_UNIT_NAME "avx512pairs"
 #define OUTRIDER_ROW_BLOCK 12
-#define OUTRIDER_PAIRS
-#include "../unit.inc"
+#include "../products_pairs.inc"
