@@ -188,7 +188,7 @@ class Journal:
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
-        # Of a journal that is written; None: it is only read.
+        # Of a journal that is written; None: it is only read, or in memory.
         self._file: tuple[int, int] | None = None
         with self._translated():
             if read_only:
@@ -212,8 +212,9 @@ class Journal:
                 if self._has_table("rows"):
                     for table in LATER_TABLES:
                         self._db.execute(table)
-                found = path.stat()
-                self._file = (found.st_dev, found.st_ino)
+                if self._db.execute("SELECT file FROM pragma_database_list WHERE name = 'main'").fetchone()[0]:
+                    found = path.stat()
+                    self._file = (found.st_dev, found.st_ino)
             # A journal that is only read may be of an older outrider, and lack these tables.
             self.carries = self._has_table("carried")
             self._has_earlier_errors = self._has_table("earlier_errors")
