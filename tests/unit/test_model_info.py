@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from second_user import as_guest, only_root
 from transformers import GenerationConfig
 
-from outrider.workers.errors import ModelError
+from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.generation_settings import SETTINGS
 from outrider.workers.models.headers import INDEX
 from outrider.workers.models.model_info import POCKET, ModelInfo, find, read_model_info, weight_files
@@ -114,6 +114,19 @@ def test_limits_that_are_none(model: Path, changes: dict[str, Any]) -> None:
         assert missing.endswith('how long a row may be: add "max_position_embeddings", a positive whole number')
     else:
         assert missing.endswith('how many tokens there are: add "vocab_size", a positive whole number')
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_type_that_is_no_text(model: Path, key: str) -> None:
+    configure(model, **{"dtype": None, key: [1, 2]})
+    assert message(model).endswith(f'config.json: "{key}" must be a text such as "bfloat16", got [1, 2]')
+
+
+@pytest.mark.parametrize("limit", ["x", "-1", "nan", "1e300"])
+def test_a_limit_of_the_cache_that_is_no_number(model: Path, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_GB", limit)
+    with pytest.raises(UsageError, match=f'^OUTRIDER_CACHE_GB="{limit}" is not a number of gigabytes; 0 keeps nothing, 50'):
+        read_model_info(str(model))
 
 
 @pytest.mark.parametrize("family", ["falcon", "bloom"])

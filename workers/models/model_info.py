@@ -22,12 +22,13 @@ from outrider.workers.models.files import check_describing, holds_tokenizer, rea
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.gguf.split import files_of, read_gguf
 from outrider.workers.models.generation_settings import FILE, read_settings
-from outrider.workers.models.headers import INDEX, SINGLE, Outline, read_outline, safetensors_of
+from outrider.workers.models.headers import INDEX, SINGLE, Outline, quoted, read_outline, safetensors_of
 from outrider.workers.models.heads import FAMILY, head_of, is_head
 from outrider.workers.models.hub import Wanted, from_hub
 from outrider.workers.models.hub_gguf import models_among, of_hub, told, wanted_of
 from outrider.workers.models.hub_names import hub_id
-from outrider.workers.models.language_model import texts_below
+from outrider.workers.models.language_model import TYPES, texts_below
+from outrider.workers.models.packed_cache import chosen_limit
 from outrider.workers.models.size_check import check_fits
 
 POCKET = "pocket"
@@ -172,6 +173,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
     The weights are read only for their digest, unless it is remembered (``workers/models/digests.py``): ``tell`` is called
     with their bytes if that takes long. ``by_headers``: no digest is computed, and nothing downloaded.
     """
+    chosen_limit()  # refuses a setting that is no number, before anything is loaded
     path = find(name, fetch=not by_headers)
     _refuse_adapter(path)
     source = config_path(path)
@@ -204,7 +206,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
         family=family,
         context=context,
         vocabulary=vocabulary,
-        dtype=_dtype(text, config),
+        dtype=_dtype(source, text, config),
         end_tokens=settings.end_tokens,
         weight_bytes=sum(state_of(file).st_size for file in weights),
         digest="" if by_headers else digest(path, tell),
@@ -261,8 +263,14 @@ def _context(text: Mapping[str, Any], family: str, source: Path) -> int:
     return context
 
 
-def _dtype(*configs: Mapping[str, Any]) -> str:
-    return next((str(config[key]) for config in configs for key in ("dtype", "torch_dtype") if config.get(key)), "float32")
+def _dtype(source: Path, *configs: Mapping[str, Any]) -> str:
+    for config in configs:
+        for key in TYPES:
+            if value := config.get(key):
+                if not isinstance(value, str):
+                    raise ModelError(f'{source}: "{key}" must be a text such as "bfloat16", got {quoted(value)}')
+                return value
+    return "float32"
 
 
 def _made_for(path: Path) -> str:

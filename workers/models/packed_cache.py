@@ -71,18 +71,30 @@ def make_directory(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def cache_limit(directory: Path) -> int:
-    """Bytes that all packed files together may take: OUTRIDER_CACHE_GB, or a tenth of the file system."""
+def chosen_limit() -> int | None:
+    """OUTRIDER_CACHE_GB in bytes; None where it is not set."""
     chosen = os.environ.get("OUTRIDER_CACHE_GB")
     if not chosen:
-        return int(shutil.disk_usage(directory).total * DEFAULT_SHARE)
+        return None
     try:
-        gigabytes = float(chosen)
+        limit = float(chosen) * 1e9
     except ValueError:
-        gigabytes = -1.0
-    if not 0 <= gigabytes < float("inf"):
-        raise OSError(f"OUTRIDER_CACHE_GB={chosen} is not a number of gigabytes; 0 keeps nothing, 50 keeps up to 50 GB")
-    return int(gigabytes * 1e9)
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise UsageError(
+            f'OUTRIDER_CACHE_GB="{chosen}" is not a number of gigabytes; 0 keeps nothing, 50 keeps up to 50 GB'
+        )
+    return int(limit)
+
+
+def cache_limit(directory: Path) -> int:
+    """Bytes that all packed files together may take: OUTRIDER_CACHE_GB, or a tenth of the file system."""
+    chosen = chosen_limit()
+    return int(shutil.disk_usage(directory).total * DEFAULT_SHARE) if chosen is None else chosen
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
 
 
 def make_room(directory: Path, needed: int) -> None:
@@ -92,7 +104,7 @@ def make_room(directory: Path, needed: int) -> None:
     """
     limit = cache_limit(directory)
     if needed > limit:
-        raise OSError(f"they take {needed / 1e9:.1f} GB, the cache may hold {limit / 1e9:.1f} GB (OUTRIDER_CACHE_GB)")
+        raise OSError(f"they take {_size(needed)}, the cache may hold {_size(limit)} (OUTRIDER_CACHE_GB)")
     for partial in directory.glob(".*.partial"):
         if time.time() - _last_use(partial)[0] > STALE_SECONDS:
             partial.unlink(missing_ok=True)
@@ -100,8 +112,8 @@ def make_room(directory: Path, needed: int) -> None:
     held = sum(size for _, size, _ in files)
     reclaimable = shutil.disk_usage(directory).free + held
     if reclaimable < needed + WRITE_MARGIN:
-        free = (reclaimable - held) / 1e9
-        raise OSError(f"{directory} has {free:.1f} GB free, {(needed + WRITE_MARGIN) / 1e9:.1f} GB are needed")
+        free, least = _size(reclaimable - held), _size(needed + WRITE_MARGIN)
+        raise OSError(f"{directory} has {free} free, {least} are needed")
     for _, size, file in files:
         if held + needed <= limit and reclaimable - held >= needed + WRITE_MARGIN:
             return
