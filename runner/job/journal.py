@@ -27,6 +27,8 @@ META: dict[str, type] = {
     **dict.fromkeys(("pinning", "ray_losses"), list),
     "model_name": str,
 }
+# What SQLite takes for a database without a file.
+IN_MEMORY = ":memory:"
 FORMAT = 1
 FILLED_AT_ONCE = 1000
 LONGEST_LOG = 16 << 20
@@ -212,7 +214,7 @@ class Journal:
                 if self._has_table("rows"):
                     for table in LATER_TABLES:
                         self._db.execute(table)
-                if self._db.execute("SELECT file FROM pragma_database_list WHERE name = 'main'").fetchone()[0]:
+                if str(path) != IN_MEMORY:
                     found = path.stat()
                     self._file = (found.st_dev, found.st_ino)
             # A journal that is only read may be of an older outrider, and lack these tables.
