@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
-from driver_world import fill
+from driver_fakes import fill
 
 from outrider.runner.driving.partial_tokens import SECONDS_BETWEEN_WRITES, PartialTokenStore
 from outrider.runner.job.journal import Journal

@@ -43,7 +43,7 @@ from outrider.kernels.program import (
     Tensor,
     Weight,
 )
-from outrider.kernels.weights import EACH_ITS_OWN, Keeping, Weights, joined
+from outrider.kernels.weights import EACH_ITS_OWN, StorageChoice, Weights, joined
 
 
 @dataclass
@@ -55,15 +55,15 @@ class Builder:
 
     ``states`` are the layers whose inputs a pass returns.
 
-    ``keeping`` decides how each matrix and table of a quantised checkpoint is stored. Of several matrices only neighbours
-    that are stored alike are stacked as one weight; the product with each weight goes to its part of the output.
+    ``storage_choice`` decides how each matrix and table of a quantised checkpoint is stored. Of several matrices only
+    neighbours that are stored alike are stacked as one weight, which computes its part of the output.
     """
 
     vocabulary: int
     context: int
     precision: Format
     group: int = 0
-    keeping: Keeping | None = None
+    storage_choice: StorageChoice | None = None
     states: Sequence[int] = ()
     _weights: Weights = field(init=False)
     _ops: list[Op] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Builder:
     _hidden_out: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._weights = Weights(self.precision, self.group, self.keeping)
+        self._weights = Weights(self.precision, self.group, self.storage_choice)
 
     def embed(self, table: Tensor, scale: float = 1.0) -> Slice:
         """The token's row of ``table``, times ``scale``."""

@@ -27,7 +27,7 @@ from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
-from driver_world import PLAN
+from driver_fakes import PLAN
 from small_job import FakeTokenizerProcess
 from virtual_ray import report_of
 

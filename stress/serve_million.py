@@ -2,7 +2,7 @@
 
     python stress/serve_million.py --rows 1000000
 
-The server is a process of its own, with a runner that has no models (``tests/support/serve_world.py``); its rows are read,
+The server is a process of its own, with a runner that has no models (``tests/support/fake_server.py``); its rows are read,
 admitted into a journal and recorded as always, in portions. Its peak of memory is printed after each step, and the whole
 fails where a million rows take more than a few thousand did.
 """
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
 
 import openai  # noqa: E402
-from serve_world import KEY, FakeRunner, World, _result, line  # noqa: E402
+from fake_server import KEY, FakeRunner, FakeServer, _result, line  # noqa: E402
 
 from outrider.runner.job.directory import JOURNAL, job_lock  # noqa: E402
 from outrider.runner.job.journal import Journal, StoredRow  # noqa: E402
@@ -67,10 +67,10 @@ class StreamingRunner(FakeRunner):
 
 
 def serve(data: Path, told: Connection) -> None:
-    import serve_world
+    import fake_server
 
-    serve_world.FakeRunner = StreamingRunner  # type: ignore[misc]
-    with World(data).served() as url:
+    fake_server.FakeRunner = StreamingRunner  # type: ignore[misc]
+    with FakeServer(data).served() as url:
         told.send(url)
         told.recv()
 

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from driver_world import PLAN, REPORT, World, driver, fake_world, fill, ids
+from driver_fakes import PLAN, REPORT, FakeReplicas, driver, fill, ids, install_fakes
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from outrider.runner.driving import driver as module
@@ -31,8 +31,8 @@ from outrider.workers.messages import Row
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return fake_world(monkeypatch)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeReplicas:
+    return install_fakes(monkeypatch)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def journal(tmp_path: Path) -> Journal:
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_every_row_ends_and_is_counted(world: World, journal: Journal, replicas: int) -> None:
+def test_every_row_ends_and_is_counted(fakes: FakeReplicas, journal: Journal, replicas: int) -> None:
     fill(journal, 700)
     made = driver(journal, replicas)
     made.run()
@@ -61,17 +61,17 @@ def test_every_row_ends_and_is_counted(world: World, journal: Journal, replicas:
     assert all(getattr(replica, "stopped", 0) for replica in made._replicas.values())
 
 
-def test_only_what_is_missing_is_done(world: World, journal: Journal) -> None:
+def test_only_what_is_missing_is_done(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 10)
     journal.record([(number, json.dumps({"custom_id": f"id-{number}"})) for number in (0, 3, 9)], [])
     made = driver(journal)
     assert made.counters.done == 3
     made.run()
-    assert sorted(world.submitted) == [1, 2, 4, 5, 6, 7, 8]
+    assert sorted(fakes.submitted) == [1, 2, 4, 5, 6, 7, 8]
     assert made.counters.done == 10
 
 
-def test_a_row_is_done_when_all_its_samples_are(world: World, journal: Journal) -> None:
+def test_a_row_is_done_when_all_its_samples_are(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 5, samples=3)
     made = driver(journal)
     made.run()
@@ -81,9 +81,9 @@ def test_a_row_is_done_when_all_its_samples_are(world: World, journal: Journal) 
     assert made.counters.tokens == 5 * 6
 
 
-def test_a_row_that_the_target_refuses_fails_once(world: World, journal: Journal) -> None:
+def test_a_row_that_the_target_refuses_fails_once(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 6, samples=2)
-    world.refused = {2}
+    fakes.refused = {2}
     made = driver(journal)
     made.run()
     assert journal.counts() == Counts(6, 5, 1)
@@ -93,9 +93,9 @@ def test_a_row_that_the_target_refuses_fails_once(world: World, journal: Journal
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_poison_row_fails_and_the_others_are_done(world: World, journal: Journal, replicas: int) -> None:
+def test_a_poison_row_fails_and_the_others_are_done(fakes: FakeReplicas, journal: Journal, replicas: int) -> None:
     fill(journal, 40)
-    world.poison = {7}
+    fakes.poison = {7}
     made = driver(journal, replicas)
     made.run()
     assert ids(journal, FAILED) == ["id-7"]
@@ -110,24 +110,24 @@ def test_a_poison_row_fails_and_the_others_are_done(world: World, journal: Journ
     assert made.counters.tokens == 39 * 2
 
 
-def test_what_dies_with_ray_is_not_to_blame(world: World, journal: Journal) -> None:
+def test_what_dies_with_ray_is_not_to_blame(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 40)
     lost = False
 
     def die_with_ray() -> None:
         nonlocal lost
         lost = made.counters.done > 0
-        world.poison = set(range(40)) if lost else set()
+        fakes.poison = set(range(40)) if lost else set()
 
-    world.after_harvest = die_with_ray
+    fakes.after_harvest = die_with_ray
     hosts = LocalHost(lambda unplaced: [], lambda: "Ray was killed" if lost else None, lambda: None)
     for _ in range(MOST_ATTEMPTS):
         made = driver(journal, hosts=hosts)
         with pytest.raises(RayLostError, match="Ray was killed"):
             made.run()
-        lost, world.poison = False, set()
+        lost, fakes.poison = False, set()
     assert 0 < journal.counts().done < 40
-    world.after_harvest = lambda: None
+    fakes.after_harvest = lambda: None
     driver(journal).run()
     assert journal.counts() == Counts(40, 40, 0)
     counters = journal.meta("totals")
@@ -135,7 +135,7 @@ def test_what_dies_with_ray_is_not_to_blame(world: World, journal: Journal) -> N
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_whatever_a_lost_ray_raises_is_its_loss(world: World, journal: Journal, lost: bool) -> None:
+def test_whatever_a_lost_ray_raises_is_its_loss(fakes: FakeReplicas, journal: Journal, lost: bool) -> None:
     fill(journal, 4)
     gone = False
 
@@ -153,7 +153,7 @@ def test_whatever_a_lost_ray_raises_is_its_loss(world: World, journal: Journal, 
 
 @pytest.mark.parametrize("rows", [6, 11])
 def test_a_row_that_ends_in_the_tick_in_which_another_replica_gets_room_is_not_written_twice(
-    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch, rows: int
+    fakes: FakeReplicas, journal: Journal, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     """At first rows are quick, and the last ones are late by that measure."""
     fill(journal, rows)
@@ -193,15 +193,15 @@ def test_a_row_that_is_cancelled_does_not_leave_for_its_target() -> None:
     assert cancelled == [[0, 2, 7]]
 
 
-def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal: Journal) -> None:
+def test_samples_lost_with_a_replica_are_not_counted_twice(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 1, samples=4)
     seen: list[int] = []
 
     def dies_once() -> None:
         seen.append(1)
-        world.poison = {0} if len(seen) == 2 else set()
+        fakes.poison = {0} if len(seen) == 2 else set()
 
-    world.after_harvest = dies_once
+    fakes.after_harvest = dies_once
     made = driver(journal)
     made.run()
     assert made.counters.target_deaths == 1
@@ -210,7 +210,7 @@ def test_samples_lost_with_a_replica_are_not_counted_twice(world: World, journal
 
 
 def test_rows_that_could_not_be_recorded_are_not_counted(
-    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    fakes: FakeReplicas, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full for a moment, or somebody presses Ctrl-C twice: those rows are done again."""
     fill(journal, 20)
@@ -231,15 +231,15 @@ def test_rows_that_could_not_be_recorded_are_not_counted(
     assert sum(journal.meta(statistics.KEY)["latencies"].values()) == 20
 
 
-def test_statistics_go_on_over_deaths_and_resumed_runs(world: World, journal: Journal) -> None:
+def test_statistics_go_on_over_deaths_and_resumed_runs(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 40)
     made = driver(journal, replicas=2, batch=3)
-    world.after_harvest = lambda: made.drain() if made.counters.done >= 10 else None
-    world.poison = {7}
+    fakes.after_harvest = lambda: made.drain() if made.counters.done >= 10 else None
+    fakes.poison = {7}
     made.run()
     first = summary_of(journal.meta(statistics.KEY))
     assert first["tokens_per_round"] == 2.0
-    world.after_harvest, world.poison = lambda: None, set()
+    fakes.after_harvest, fakes.poison = lambda: None, set()
     driver(journal, replicas=2, batch=3).run()
     kept = journal.meta(statistics.KEY)
     # What a target did before it died is in the statistics up to its last harvest; rows are counted by their ends alone.
@@ -247,10 +247,10 @@ def test_statistics_go_on_over_deaths_and_resumed_runs(world: World, journal: Jo
     assert sum(kept["latencies"].values()) == journal.counts().done
 
 
-def test_a_traced_job_shows_rows_deaths_and_starts(world: World, journal: Journal, tmp_path: Path) -> None:
+def test_a_traced_job_shows_rows_deaths_and_starts(fakes: FakeReplicas, journal: Journal, tmp_path: Path) -> None:
     fill(journal, 12)
-    world.poison = {7}
-    world.draft_deaths = 1
+    fakes.poison = {7}
+    fakes.draft_deaths = 1
     trace = TraceFile(tmp_path / "t.json")
     made = driver(journal, trace=trace, traced=True)
     made.run()
@@ -265,15 +265,15 @@ def test_a_traced_job_shows_rows_deaths_and_starts(world: World, journal: Journa
     assert sum(event["args"]["rows"] for event in events if event["name"] == "rows sent") >= 12
 
 
-def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, journal: Journal) -> None:
+def test_a_target_that_cannot_start_ends_the_job_with_its_reason(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 3)
-    world.dies_at_start[0] = RayTaskError("load", "Traceback", WorkerError("no memory for the weights"))
+    fakes.dies_at_start[0] = RayTaskError("load", "Traceback", WorkerError("no memory for the weights"))
     with pytest.raises(JobError) as caught:
         driver(journal).run()
     assert str(caught.value) == (
         "no replica stays alive: no memory for the weights; the rows already done are kept, and the job can be resumed"
     )
-    assert len(world.starts) == MOST_IDLE_DEATHS
+    assert len(fakes.starts) == MOST_IDLE_DEATHS
 
 
 @pytest.mark.parametrize(
@@ -290,12 +290,12 @@ def test_a_target_that_cannot_start_ends_the_job_with_its_reason(world: World, j
     ],
 )
 def test_a_job_whose_targets_are_killed_says_what_needs_less_memory(
-    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch, death: Exception, kills: int, said: str
+    fakes: FakeReplicas, journal: Journal, monkeypatch: pytest.MonkeyPatch, death: Exception, kills: int, said: str
 ) -> None:
     fill(journal, 3)
-    world.dies_at_start[0] = death
+    fakes.dies_at_start[0] = death
     # Each death was one of the kernel's kills, or none was.
-    monkeypatch.setattr(module, "MemoryKills", lambda: MemoryKills(lambda: kills * len(world.starts)))
+    monkeypatch.setattr(module, "MemoryKills", lambda: MemoryKills(lambda: kills * len(fakes.starts)))
     with pytest.raises(JobError) as caught:
         driver(journal).run()
     assert f"no replica stays alive: {said}" in str(caught.value)
@@ -304,23 +304,25 @@ def test_a_job_whose_targets_are_killed_says_what_needs_less_memory(
 
 @pytest.mark.parametrize(("engine", "cache", "offered"), [("native", "auto", 1), ("native", "int8", 0), ("hf", "auto", 0)])
 def test_keys_and_values_in_8_bits_are_offered_where_they_would_be_less(
-    world: World, journal: Journal, engine: str, cache: str, offered: int
+    fakes: FakeReplicas, journal: Journal, engine: str, cache: str, offered: int
 ) -> None:
     fill(journal, 1)
-    world.dies_at_start[0] = OutOfMemoryError("1.2GB")
+    fakes.dies_at_start[0] = OutOfMemoryError("1.2GB")
     target = replace(PLAN.target, model=replace(PLAN.target.model, engine=engine, cache_precision=cache))
     with pytest.raises(JobError) as caught:
         driver(journal, plan=replace(PLAN, target=target)).run()
     assert str(caught.value).count("a smaller --precision, --cache-precision int8 or") == offered
 
 
-def test_a_replica_that_memory_is_too_short_for_goes_on_with_fewer_rows_at_once(world: World, journal: Journal) -> None:
+def test_a_replica_that_memory_is_too_short_for_goes_on_with_fewer_rows_at_once(
+    fakes: FakeReplicas, journal: Journal
+) -> None:
     fill(journal, 12)
-    world.fits = 3
+    fakes.fits = 3
     tested = driver(journal)
     tested.run()
     assert (journal.counts().done, journal.counts().failed) == (12, 0)
-    assert world.starts == [0, 0, 0]
+    assert fakes.starts == [0, 0, 0]
     short = "Ray ended its process because the machine ran short of memory"
     assert [note for note in tested.counters.notes if short in note] == [
         f"replica 0 works on {fewer} at once from now on instead of {before}: {short}"
@@ -342,11 +344,11 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("node", "said"), [(None, FULL), ("another", "its process died; if memory was short")])
 def test_targets_that_die_beside_a_full_shared_memory_are_not_told_of_want_of_memory(
-    world: World, journal: Journal, full: None, node: str | None, said: str
+    fakes: FakeReplicas, journal: Journal, full: None, node: str | None, said: str
 ) -> None:
     """This host's own: of another's nothing is known here."""
     fill(journal, 3)
-    world.dies_at_start[0] = RayActorError()
+    fakes.dies_at_start[0] = RayActorError()
     made = driver(journal)
     made._replicas[0].plan = replace(PLAN, target=replace(PLAN.target, node=node))
     with pytest.raises(JobError, match=re.escape(said)):
@@ -354,45 +356,45 @@ def test_targets_that_die_beside_a_full_shared_memory_are_not_told_of_want_of_me
 
 
 def test_a_draft_that_dies_beside_a_full_shared_memory_is_told_with_that(
-    world: World, journal: Journal, full: None
+    fakes: FakeReplicas, journal: Journal, full: None
 ) -> None:
     fill(journal, 40)
-    world.draft_deaths = lifecycle.MOST_DRAFT_DEATHS
+    fakes.draft_deaths = lifecycle.MOST_DRAFT_DEATHS
     made = driver(journal)
     made.run()
     assert f"replica 0 goes on without a draft, which died 5 times: {FULL}" in made.counters.notes
 
 
 def test_kills_on_this_machine_say_nothing_of_another(
-    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    fakes: FakeReplicas, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(journal, 3)
-    world.dies_at_start[0] = RayActorError()
-    monkeypatch.setattr(module, "MemoryKills", lambda: MemoryKills(lambda: len(world.starts)))
+    fakes.dies_at_start[0] = RayActorError()
+    monkeypatch.setattr(module, "MemoryKills", lambda: MemoryKills(lambda: len(fakes.starts)))
     made = driver(journal)
     made._replicas[0].plan = replace(PLAN, target=replace(PLAN.target, node="another"))
     with pytest.raises(JobError, match="its process died; if memory was short"):
         made.run()
 
 
-def test_a_model_that_is_wrong_is_not_tried_again(world: World, journal: Journal) -> None:
+def test_a_model_that_is_wrong_is_not_tried_again(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 3)
-    world.dies_at_start[0] = RayTaskError("load", "Traceback", ModelError("tiny lacks 3 of its weights"))
+    fakes.dies_at_start[0] = RayTaskError("load", "Traceback", ModelError("tiny lacks 3 of its weights"))
     made = driver(journal)
     with pytest.raises(ModelError, match="tiny lacks 3 of its weights"):
         made.run()
-    assert world.starts == [0]
+    assert fakes.starts == [0]
     assert made._replicas[0].stopped, "nothing is left running"  # type: ignore[attr-defined]
 
 
-def test_one_broken_replica_does_not_end_the_job(world: World, journal: Journal) -> None:
+def test_one_broken_replica_does_not_end_the_job(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 30)
-    world.dies_at_start[1] = RayActorError()
+    fakes.dies_at_start[1] = RayActorError()
     driver(journal, replicas=2).run()
     assert journal.counts() == Counts(30, 30, 0)
 
 
-def test_another_numeric_path_is_refused(world: World, journal: Journal) -> None:
+def test_another_numeric_path_is_refused(fakes: FakeReplicas, journal: Journal) -> None:
     def refuse(path: dict[str, str]) -> None:
         assert path == {"engine": "fake"}
         raise JobChangedError("another path")
@@ -403,57 +405,59 @@ def test_another_numeric_path_is_refused(world: World, journal: Journal) -> None
     assert journal.counts().done == 0
 
 
-def test_a_replica_that_does_not_come_up_in_time_ends_a_job_that_has_no_other(world: World, journal: Journal) -> None:
+def test_a_replica_that_does_not_come_up_in_time_ends_a_job_that_has_no_other(
+    fakes: FakeReplicas, journal: Journal
+) -> None:
     fill(journal, 3)
-    world.never_up = {0}
+    fakes.never_up = {0}
     with pytest.raises(WorkerError, match=r"the target of replica 0 is not up after 0.001 s; it was started with: python3"):
         driver(journal, start_deadline=0.001).run()
 
 
 def test_a_replica_that_does_not_come_up_in_time_is_no_matter_where_there_are_others(
-    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    fakes: FakeReplicas, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(100_000))
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     fill(journal, 60)
-    world.never_up = {1}
+    fakes.never_up = {1}
     made = driver(journal, replicas=2, start_deadline=20.0)
     made.run()
     assert journal.counts() == Counts(60, 60, 0)
 
 
-def test_a_drain_finishes_what_is_under_way(world: World, journal: Journal) -> None:
+def test_a_drain_finishes_what_is_under_way(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 100)
     made = driver(journal, batch=3)
-    world.after_harvest = lambda: made.drain() if made.counters.done >= 10 else None
+    fakes.after_harvest = lambda: made.drain() if made.counters.done >= 10 else None
     made.run()
     assert made.draining
     counts = journal.counts()
     assert 10 <= counts.done < 30
-    assert counts.done == len(set(world.submitted)), "every row that was sent has ended"
+    assert counts.done == len(set(fakes.submitted)), "every row that was sent has ended"
     again = driver(journal)
-    world.after_harvest = lambda: None
+    fakes.after_harvest = lambda: None
     again.run()
     assert journal.counts() == Counts(100, 100, 0)
-    assert len(world.submitted) == 100, "nothing was done twice"
+    assert len(fakes.submitted) == 100, "nothing was done twice"
 
 
-def test_replicas_are_stopped_when_the_loop_fails(world: World, journal: Journal) -> None:
+def test_replicas_are_stopped_when_the_loop_fails(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 3)
 
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    world.after_harvest = interrupted
+    fakes.after_harvest = interrupted
     made = driver(journal)
     with pytest.raises(KeyboardInterrupt):
         made.run()
     assert made._replicas[0].stopped  # type: ignore[attr-defined]
 
 
-def test_a_dead_draft_is_counted_and_the_job_goes_on(world: World, journal: Journal) -> None:
+def test_a_dead_draft_is_counted_and_the_job_goes_on(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 20)
-    world.draft_deaths = 3
+    fakes.draft_deaths = 3
     made = driver(journal)
     made.run()
     assert made.counters.draft_deaths == 3
@@ -462,16 +466,16 @@ def test_a_dead_draft_is_counted_and_the_job_goes_on(world: World, journal: Jour
 
 
 def test_a_row_that_hangs_is_written_elsewhere_and_counted_once(
-    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    fakes: FakeReplicas, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(100_000))
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     fill(journal, 30, samples=2)
-    world.hangs_on = {(0, 3)}
+    fakes.hangs_on = {(0, 3)}
     made = driver(journal, replicas=2, batch=2)
     made.run()
     assert journal.counts() == Counts(30, 30, 0)
     assert (made.counters.done, made.counters.tokens) == (30, 120)
-    assert world.submitted.count(3) == 4, "two samples, twice"
-    assert {3 * MOST_SAMPLES, 3 * MOST_SAMPLES + 1} <= set(world.cancelled)
+    assert fakes.submitted.count(3) == 4, "two samples, twice"
+    assert {3 * MOST_SAMPLES, 3 * MOST_SAMPLES + 1} <= set(fakes.cancelled)
     assert made.record._partial_results._copied == {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_world import PLAN, PLANNED, Future, World, driver, fake_world, fill
+from driver_fakes import PLAN, PLANNED, FakeReplicas, Future, driver, fill, install_fakes
 from ray.exceptions import RayActorError, RayTaskError
 
 from outrider.runner.driving import lifecycle
@@ -33,8 +33,8 @@ from outrider.workers.messages import ModelSpec, ReplicaSpec
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return fake_world(monkeypatch)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeReplicas:
+    return install_fakes(monkeypatch)
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ class NoEvent:
         return False
 
 
-def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) -> None:
+def test_a_replica_without_cores_waits_for_some(fakes: FakeReplicas, journal: Journal) -> None:
     """It neither spins nor counts as dead."""
     fill(journal, 5)
-    world.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
+    fakes.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
     asked: list[int] = []
     told: list[str] = []
 
@@ -67,7 +67,7 @@ def test_a_replica_without_cores_waits_for_some(world: World, journal: Journal) 
         asked.append(unplaced)
         if len(asked) < 4:
             return []
-        world.dies_at_start.clear()
+        fakes.dies_at_start.clear()
         return [PLAN]
 
     def show(counters: JobCounters) -> None:
@@ -114,7 +114,7 @@ def on(host: str) -> ReplicaPlan:
     return replace(PLAN, target=replace(PLAN.target, actor=replace(PLANNED, host=host)))
 
 
-def test_a_host_that_leaves_takes_no_row_with_it_and_blames_none(world: World, journal: Journal) -> None:
+def test_a_host_that_leaves_takes_no_row_with_it_and_blames_none(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 40)
     hosts = Moving([on(f"host {number}") for number in range(6)])
     made = driver(journal, hosts=hosts)
@@ -124,10 +124,10 @@ def test_a_host_that_leaves_takes_no_row_with_it_and_blames_none(world: World, j
     def leave() -> None:
         # Row 0 is under way each time, more often than a row may see its replica die.
         leaving = next(turns) < 2 * MOST_ATTEMPTS - 1
-        world.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if leaving else set()  # type: ignore[attr-defined]
-        hosts.left = [made._replicas[0].plan] if world.poison else []
+        fakes.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if leaving else set()  # type: ignore[attr-defined]
+        hosts.left = [made._replicas[0].plan] if fakes.poison else []
 
-    world.after_harvest = leave
+    fakes.after_harvest = leave
     made.run()
     assert len(hosts.released) >= MOST_ATTEMPTS
     assert journal.counts() == Counts(40, 40, 0)
@@ -135,7 +135,7 @@ def test_a_host_that_leaves_takes_no_row_with_it_and_blames_none(world: World, j
     assert sum(made.record.rows_by_host.values()) == 40
 
 
-def test_a_host_that_joins_gets_rows(world: World, journal: Journal) -> None:
+def test_a_host_that_joins_gets_rows(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 400)
     joining = [on("new")]
 
@@ -149,16 +149,16 @@ def test_a_host_that_joins_gets_rows(world: World, journal: Journal) -> None:
     assert journal.counts() == Counts(400, 400, 0)
 
 
-def test_a_job_without_any_place_gives_up_in_the_end(world: World, journal: Journal) -> None:
+def test_a_job_without_any_place_gives_up_in_the_end(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 5)
-    world.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
+    fakes.dies_at_start[0] = RayTaskError("load", "Traceback", LeaseError("core 1 is held by process 5"))
     made = driver(journal, patience=-1.0)
     made._drain = NoEvent()  # type: ignore[assignment]
     with pytest.raises(JobError, match="no replica has had cores for"):
         made.run()
 
 
-def test_a_replica_that_computes_otherwise_is_left_out(world: World, journal: Journal) -> None:
+def test_a_replica_that_computes_otherwise_is_left_out(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 50)
     paths = count()
 
@@ -174,7 +174,7 @@ def test_a_replica_that_computes_otherwise_is_left_out(world: World, journal: Jo
 
 @pytest.mark.parametrize(("sign", "host_lives"), [("comes", True), ("breaks", False), ("is never seen", True)])
 def test_a_death_is_blamed_only_where_the_host_lives_on(
-    world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch, sign: str, host_lives: bool
+    fakes: FakeReplicas, journal: Journal, monkeypatch: pytest.MonkeyPatch, sign: str, host_lives: bool
 ) -> None:
     fill(journal, 20)
     if sign == "is never seen":
@@ -189,43 +189,45 @@ def test_a_death_is_blamed_only_where_the_host_lives_on(
     deaths = count()
 
     def die_once() -> None:
-        world.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if next(deaths) == 1 else set()  # type: ignore[attr-defined]
+        fakes.poison = {row.key // MOST_SAMPLES for row in made._replicas[0].rows} if next(deaths) == 1 else set()  # type: ignore[attr-defined]
 
-    world.after_harvest = die_once
+    fakes.after_harvest = die_once
     made.run()
     assert journal.counts() == Counts(20, 20, 0)
     assert made.counters.target_deaths == host_lives
     assert set(made.record.rows_by_host) == ({"here"} if host_lives else {"here", "next"})
 
 
-def test_a_target_whose_weights_have_changed_is_left_out_and_alone_ends_the_job(world: World, journal: Journal) -> None:
+def test_a_target_whose_weights_have_changed_is_left_out_and_alone_ends_the_job(
+    fakes: FakeReplicas, journal: Journal
+) -> None:
     """Half of the rows by another model must be impossible, so it is not tried again either."""
     fill(journal, 6)
     changed = JobChangedError("the files of /models/tiny have changed since this run looked at them")
-    world.dies_at_start[1] = RayTaskError("load", "Traceback", changed)
+    fakes.dies_at_start[1] = RayTaskError("load", "Traceback", changed)
     made = driver(journal, replicas=2)
     made.run()
     assert journal.counts() == Counts(6, 6, 0)
-    assert world.starts.count(1) == 1
+    assert fakes.starts.count(1) == 1
     assert any(
         "replica 1 on here is not used: the files of /models/tiny have changed" in note for note in made.counters.notes
     )
 
 
-def test_a_target_that_comes_up_again_with_other_weights_ends_the_job(world: World, journal: Journal) -> None:
+def test_a_target_that_comes_up_again_with_other_weights_ends_the_job(fakes: FakeReplicas, journal: Journal) -> None:
     fill(journal, 6)
 
     def die_once() -> None:
         """After the first rows, and what starts in its place finds other files."""
-        if journal.counts().done and not world.poison:
-            world.poison = set(range(6))
-            world.dies_at_start[0] = RayTaskError("load", "Traceback", JobChangedError("the files have changed"))
+        if journal.counts().done and not fakes.poison:
+            fakes.poison = set(range(6))
+            fakes.dies_at_start[0] = RayTaskError("load", "Traceback", JobChangedError("the files have changed"))
 
-    world.after_harvest = die_once
+    fakes.after_harvest = die_once
     with pytest.raises(JobChangedError, match="the files have changed"):
         driver(journal, batch=1).run()
     assert 0 < journal.counts().done < 6
-    assert world.starts == [0, 0]
+    assert fakes.starts == [0, 0]
 
 
 CORES = 16

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from driver_world import PLAN, REPORT, REQUEST
+from driver_fakes import PLAN, REPORT, REQUEST
 from rich.console import Console
 
 from outrider.runner import continued

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from family_texts import differences
+from multimodal_models import KINDS, VOCABULARY, save_multimodal
 from safetensors.numpy import load_file, save_file
-from seeing_models import KINDS, VOCABULARY, save_seeing
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from outrider.kernels.program import Kind
 from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.config_file import quantisation_of, read_config
-from outrider.workers.models.language_model import SEEING, USUAL, language_config, language_name
+from outrider.workers.models.language_model import MULTIMODAL, USUAL, language_config, language_name
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import native_supports
 from outrider.workers.precisions import PRECISIONS
@@ -48,7 +48,7 @@ def renamed(path: Path, old: str, new: str) -> Path:
 def test_a_model_that_sees_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
     # transformers 5.24 breaks on a text alone with the whole of Llama 4.
     reader = AutoModelForCausalLM if kind == "llama4" else AutoModelForImageTextToText
-    found, proposed = differences(save_seeing(kind, tmp_path), reader=reader)
+    found, proposed = differences(save_multimodal(kind, tmp_path), reader=reader)
     assert not found
     assert proposed
 
@@ -57,7 +57,7 @@ def test_ministral_3_is_a_language_model_inside_mistral3(tmp_path: Path) -> None
     """Its factors of queries begin within these rows."""
     rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 32}
     language = {"model_type": "ministral3", "rope_parameters": rope | {"llama_4_scaling_beta": 0.3}}
-    path = save_seeing("mistral3", tmp_path, language=language)
+    path = save_multimodal("mistral3", tmp_path, language=language)
     assert any(op.kind is Kind.SCALE for op in read_program(path, PRECISIONS["fp32"]).program.ops)
     found, proposed = differences(path, reader=AutoModelForImageTextToText)
     assert not found
@@ -66,7 +66,7 @@ def test_ministral_3_is_a_language_model_inside_mistral3(tmp_path: Path) -> None
 
 def test_all_kinds_are_tried() -> None:
     """But Gemma 3n, whose eyes are another library's (test_gemma3n.py)."""
-    assert KINDS.keys() == SEEING.keys() - {"gemma3n"}
+    assert KINDS.keys() == MULTIMODAL.keys() - {"gemma3n"}
 
 
 def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
@@ -116,7 +116,7 @@ def test_a_published_gemma_says_little_of_its_language_model() -> None:
 
 def test_null_is_a_value(tmp_path: Path) -> None:
     """A Mistral whose window is null has none; one that says nothing has one of 4,096 tokens."""
-    save_seeing("mistral3", tmp_path)
+    save_multimodal("mistral3", tmp_path)
     text = json.loads((tmp_path / "config.json").read_text())["text_config"]
     edit(tmp_path, text_config=text | {"sliding_window": 16})
     assert windows(tmp_path) == {16}
@@ -132,7 +132,7 @@ def windows(path: Path) -> set[int]:
 
 
 def test_what_published_configurations_of_qwen_say_of_what_is_always_so(tmp_path: Path) -> None:
-    save_seeing("qwen3_5_moe", tmp_path)
+    save_multimodal("qwen3_5_moe", tmp_path)
     text = json.loads((tmp_path / "config.json").read_text())["text_config"]
     said = {"attn_output_gate": True, "output_gate_type": "swish", "mamba_ssm_dtype": "float32", "mlp_only_layers": []}
     ahead = {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
@@ -144,7 +144,7 @@ def test_what_published_configurations_of_qwen_say_of_what_is_always_so(tmp_path
 
 def test_a_configuration_that_keeps_no_text_config_apart(tmp_path: Path) -> None:
     """The first releases of Qwen2-VL have the language model's keys among the others."""
-    save_seeing("qwen2_vl", tmp_path)
+    save_multimodal("qwen2_vl", tmp_path)
     nested = json.loads((tmp_path / "config.json").read_text())
     expected = read_config(tmp_path)
     text = nested.pop("text_config")
@@ -161,7 +161,7 @@ def test_a_configuration_that_keeps_no_text_config_apart(tmp_path: Path) -> None
 
 def test_its_language_model_may_say_how_it_is_quantised(tmp_path: Path) -> None:
     """As transformers has it."""
-    path = edit(save_seeing("llava", tmp_path), quantization_config=None)
+    path = edit(save_multimodal("llava", tmp_path), quantization_config=None)
     config = json.loads((path / "config.json").read_text())
     for whole, expected in ((None, "gptq"), ({"quant_method": "awq", "bits": 4, "group_size": 32}, "awq")):
         own = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -171,13 +171,13 @@ def test_its_language_model_may_say_how_it_is_quantised(tmp_path: Path) -> None:
 
 
 def test_what_is_known_of_it_is_known_of_its_language_model(tmp_path: Path) -> None:
-    info = read_model_info(str(save_seeing("gemma3", tmp_path)))
+    info = read_model_info(str(save_multimodal("gemma3", tmp_path)))
     assert (info.family, info.vocabulary, info.context) == ("gemma3_text", VOCABULARY, 512)
 
 
 def test_experts_that_lie_transposed_or_not(tmp_path: Path) -> None:
     """Published checkpoints have them transposed; transformers asks the shapes."""
-    path = save_seeing("qwen3_vl_moe", tmp_path)
+    path = save_multimodal("qwen3_vl_moe", tmp_path)
     file = path / "model.safetensors"
     tensors = load_file(file)
     experts = [name for name in tensors if ".experts." in name]
@@ -189,7 +189,7 @@ def test_experts_that_lie_transposed_or_not(tmp_path: Path) -> None:
 
 
 def test_newer_names_of_tensors(tmp_path: Path) -> None:
-    save_seeing("llava", tmp_path)
+    save_multimodal("llava", tmp_path)
     renamed(tmp_path, "language_model.model.", "model.language_model.")
     renamed(tmp_path, "language_model.lm_head.", "lm_head.")
     assert not differences(tmp_path, reader=AutoModelForImageTextToText)[0]
@@ -205,23 +205,23 @@ def test_names() -> None:
 
 
 def test_a_tensor_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    renamed(save_seeing("llava", tmp_path), "vision_tower.", "ears.")
+    renamed(save_multimodal("llava", tmp_path), "vision_tower.", "ears.")
     with pytest.raises(ModelError, match="ears"):
         read_program(tmp_path, PRECISIONS["fp32"])
 
 
 def test_one_that_is_not_known_is_left_to_transformers(tmp_path: Path) -> None:
-    edit(save_seeing("llava", tmp_path), model_type="paligemma")
+    edit(save_multimodal("llava", tmp_path), model_type="paligemma")
     assert "paligemma" in (native_supports(str(tmp_path)) or "")
 
 
 @pytest.mark.parametrize("text", [5, [], "llama"])
 def test_a_text_config_of_another_kind_is_refused(text: object, tmp_path: Path) -> None:
-    edit(save_seeing("llava", tmp_path), text_config=text)
+    edit(save_multimodal("llava", tmp_path), text_config=text)
     with pytest.raises(ModelError, match="text_config"):
         read_config(tmp_path)
 
 
 def test_a_model_that_sees_is_not_quantised(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is multimodal"):
-        program_of(save_seeing("gemma3", tmp_path))
+        program_of(save_multimodal("gemma3", tmp_path))

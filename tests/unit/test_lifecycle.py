@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from driver_world import PLAN
+from driver_fakes import PLAN
 
 from outrider.runner.driving import lifecycle_events, schedule_events
 from outrider.runner.driving.lifecycle import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import driver_world
+import driver_fakes
 import pytest
-from driver_world import REQUEST
+from driver_fakes import REQUEST
 
 from outrider.runner.driving.partial_results import PartialResults
 from outrider.runner.job.journal import Journal, KeptTokens, StoredRow
@@ -94,17 +94,17 @@ def test_tokens_that_were_counted_otherwise_are_no_speed() -> None:
 
 
 def test_a_retried_job_is_as_fast_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    world = driver_world.fake_world(monkeypatch)
+    fakes = driver_fakes.install_fakes(monkeypatch)
     journal = Journal(tmp_path / "job.db")
-    driver_world.fill(journal, 40)
-    world.refused = set(range(20))
-    driver_world.driver(journal).run()
+    driver_fakes.fill(journal, 40)
+    fakes.refused = set(range(20))
+    driver_fakes.driver(journal).run()
     account, totals = journal.meta(statistics.KEY), journal.meta("totals")
     journal.set_meta(statistics.KEY, {**account, "pace": [[900.0, 20, 20, 100], [1200.0, 40, 40, 200]]})
     journal.record([], [], {**totals, "seconds": 1200.0})
     assert journal.put_back_failed() == 20
-    world.refused = set()
-    again = driver_world.driver(journal)
+    fakes.refused = set()
+    again = driver_fakes.driver(journal)
     again.run()
     assert journal.counts().done == 40
     rates = status_of(journal).rates

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver_world import PLAN, REPORT
+from driver_fakes import PLAN, REPORT
 
 from outrider.runner.bench.pair import Pair
 from outrider.runner.driving import replica as module

@@ -38,7 +38,7 @@ from outrider.kernels.program import Codes, Format, Kind
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec
 from outrider.workers.models.checkpoint_program import read_program
-from outrider.workers.models.formats import keeping
+from outrider.workers.models.formats import exact_storage
 from outrider.workers.models.formats.configuration import read_quantisation
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import check_weights, open_model
@@ -168,7 +168,7 @@ def test_what_is_transposed_of_codes_is_kept_in_fp16_where_that_has_its_numbers(
     assert {weight.format for weight in program.weights if weight.sources and weight.sources[0].transposed} == {kept}
     if kept is Format.FP16:
         found = logits(open_native(model, "w4abf16"))
-        monkeypatch.setattr(keeping, "fits_halves", lambda matrix: False)
+        monkeypatch.setattr(exact_storage, "fits_halves", lambda matrix: False)
         monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "another cache"))
         np.testing.assert_array_equal(found, logits(open_native(model, "w4abf16")))
 
@@ -316,12 +316,12 @@ def test_experts_in_one_tensor_may_be_of_fp8(name: str, layout: Layout, tmp_path
     assert experts and {weight.stored.codes for weight in experts} == {Codes.E4M3}
 
 
-SEEING = {"ministral3": ("mistral3", "language_model.model."), "gemma4-moe": ("gemma4", "model.language_model.")}
+MULTIMODAL = {"ministral3": ("mistral3", "language_model.model."), "gemma4-moe": ("gemma4", "model.language_model.")}
 
 
 def inside_one_that_sees(model: Path, name: str) -> str:
     """The same language model in such a checkpoint; what its names begin with."""
-    kind, prefix = SEEING[name]
+    kind, prefix = MULTIMODAL[name]
     config = json.loads((model / "config.json").read_text())
     settings = config.pop("quantization_config")
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]}
@@ -341,7 +341,7 @@ def inside_one_that_sees(model: Path, name: str) -> str:
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("name", MULTIMODAL)
 def test_patterns_may_name_a_layer_as_a_model_that_sees_has_it(name: str, tmp_path: Path) -> None:
     """Some of the layers in eight bits, others in four, and the rest as they were."""
     four, eight = LAYOUTS["compressed int4"], compressed("pack-quantized", num_bits=8, strategy="group", group_size=32)
@@ -350,7 +350,7 @@ def test_patterns_may_name_a_layer_as_a_model_that_sees_has_it(name: str, tmp_pa
         return (eight if ".layers.1." in module else four).pack(module, matrix)
 
     (of_four,), (of_eight,) = (each.settings["config_groups"].values() for each in (four, eight))
-    prefix = SEEING[name][1]
+    prefix = MULTIMODAL[name][1]
     groups = {
         "a": of_eight | {"targets": [rf"re:{re.escape(prefix)}layers\.1\.(self_attn|mlp|experts)\..*"]},
         "b": of_four | {"targets": [r"re:.*language_model.*layers\.[02345]\..*_proj$"]},

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from driver_world import fill
+from driver_fakes import fill
 
 from outrider.runner.hosts import head_watch, port_check, ray_watch
 from outrider.runner.hosts.head_watch import SILENCE_SECONDS, Head

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from driver_world import driver, fake_world, fill, ids
+from driver_fakes import driver, fill, ids, install_fakes
 from fakes import VOCABULARY, FakeEngine, Nonsense
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,7 +134,7 @@ class Telling:
     """What targets tell of row 0: some tokens in the first harvest, and then they die or go on as the test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from driver_world import FakeReplica
+        from driver_fakes import FakeReplica
 
         self.sent: list[Row] = []
         self.answers: list[object] = []
@@ -161,7 +161,7 @@ class Telling:
 
 @pytest.fixture
 def telling(monkeypatch: pytest.MonkeyPatch) -> Telling:
-    fake_world(monkeypatch)
+    install_fakes(monkeypatch)
     monkeypatch.setattr("outrider.runner.driving.partial_tokens.SECONDS_BETWEEN_WRITES", 0.0)
     monkeypatch.setattr("outrider.runner.driving.partial_tokens.MOST_SHARE", 1e9)
     return Telling(monkeypatch)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_world import REQUEST
+from driver_fakes import REQUEST
 from hypothesis import given
 from hypothesis import strategies as st
 from test_admission import MODEL_INFO, FakeTokenizerProcess, identified

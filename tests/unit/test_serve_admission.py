@@ -11,7 +11,7 @@ from typing import Any, cast
 from unittest import mock
 
 import pytest
-from serve_world import line
+from fake_server import line
 from small_job import FakeTokenizerProcess
 
 from outrider.runner.job import prompts

@@ -14,8 +14,8 @@ from unittest import mock
 
 import openai
 import pytest
+from fake_server import KEY, FakeServer, line, until
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
-from serve_world import KEY, World, line, until
 from small_job import MODEL_INFO, FakeTokenizerProcess
 from starlette.testclient import TestClient
 
@@ -33,16 +33,16 @@ AUTHORISED = {"Authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "data", most_upload=1000)
+def fake(tmp_path: Path) -> FakeServer:
+    return FakeServer(tmp_path / "data", most_upload=1000)
 
 
 @pytest.fixture
-def client(world: World) -> Iterator[TestClient]:
-    world.service.start()
-    with TestClient(world.app, base_url="http://127.0.0.1:8000", headers=AUTHORISED) as client:
+def client(fake: FakeServer) -> Iterator[TestClient]:
+    fake.service.start()
+    with TestClient(fake.app, base_url="http://127.0.0.1:8000", headers=AUTHORISED) as client:
         yield client
-    world.service.close(at_once=True)
+    fake.service.close(at_once=True)
 
 
 PLACES = [
@@ -70,15 +70,15 @@ def test_without_a_key_nothing_is_said(client: TestClient, method: str, place: s
     assert KEY not in answer.text
 
 
-def test_the_real_client_raises_what_it_raises_at_openai(world: World) -> None:
-    with world.client(key="wrong") as client, pytest.raises(openai.AuthenticationError):
+def test_the_real_client_raises_what_it_raises_at_openai(fake: FakeServer) -> None:
+    with fake.client(key="wrong") as client, pytest.raises(openai.AuthenticationError):
         client.batches.list()
 
 
-def test_each_answer_has_an_id_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_answer_has_an_id_of_its_own(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes of it: refused before or behind the key, streamed, or what nobody has foreseen."""
-    monkeypatch.setattr(world.service, "list_batches", mock.Mock(side_effect=RuntimeError("unforeseen")))
-    world.service.start()
+    monkeypatch.setattr(fake.service, "list_batches", mock.Mock(side_effect=RuntimeError("unforeseen")))
+    fake.service.start()
     asked: list[tuple[int, str, str, dict[str, Any]]] = [
         (200, "GET", "/health", {}),
         (200, "GET", "/v1/models", {}),
@@ -93,7 +93,7 @@ def test_each_answer_has_an_id_of_its_own(world: World, monkeypatch: pytest.Monk
     ]
     names = set()
     with TestClient(
-        world.app, base_url="http://127.0.0.1:8000", headers=AUTHORISED, raise_server_exceptions=False
+        fake.app, base_url="http://127.0.0.1:8000", headers=AUTHORISED, raise_server_exceptions=False
     ) as client:
         for status, method, place, more in asked:
             answer = client.request(method, place, **more)
@@ -101,12 +101,12 @@ def test_each_answer_has_an_id_of_its_own(world: World, monkeypatch: pytest.Monk
             [name] = answer.headers.get_list("x-request-id")
             assert re.fullmatch("req_[0-9a-f]{32}", name)
             names.add(name)
-    world.service.close(at_once=True)
+    fake.service.close(at_once=True)
     assert len(names) == len(asked)
 
 
-def test_the_real_client_shows_it(world: World) -> None:
-    with world.client() as client:
+def test_the_real_client_shows_it(fake: FakeServer) -> None:
+    with fake.client() as client:
         assert str(client.models.list()._request_id).startswith("req_")
         with pytest.raises(openai.NotFoundError) as refused:
             client.models.retrieve("none")
@@ -156,7 +156,7 @@ def test_the_pages_token_opens_the_page_and_nothing_else(client: TestClient) -> 
     assert client.get("/metrics", headers=page).status_code == 401
 
 
-def test_a_reports_link_opens_that_report_alone(world: World, client: TestClient) -> None:
+def test_a_reports_link_opens_that_report_alone(fake: FakeServer, client: TestClient) -> None:
     name = "batch_" + "1" * 24
     sign = report_signature([KEY, "sk-other"], name)
     nobody = {"Authorization": ""}
@@ -169,14 +169,14 @@ def send(client: TestClient, content: bytes, purpose: str = "batch", **more: str
     return client.post("/v1/files", files={"file": ("rows.jsonl", content)}, data={"purpose": purpose, **more})
 
 
-def test_uploads_have_a_limit_and_leave_nothing_behind(world: World, client: TestClient) -> None:
+def test_uploads_have_a_limit_and_leave_nothing_behind(fake: FakeServer, client: TestClient) -> None:
     assert send(client, b"x" * 1000).status_code == 200
     answer = send(client, b"x" * 1001)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "file_too_large")
-    assert len(list(world.folders.files.iterdir())) == 1
+    assert len(list(fake.folders.files.iterdir())) == 1
 
 
-def test_what_an_upload_cannot_be_is_refused(world: World, client: TestClient) -> None:
+def test_what_an_upload_cannot_be_is_refused(fake: FakeServer, client: TestClient) -> None:
     assert send(client, b"row", purpose="fine-tune").json()["error"]["param"] == "purpose"
     expiring = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
     assert "expires_after" in send(client, b"row", **expiring).json()["error"]["message"]
@@ -187,7 +187,7 @@ def test_what_an_upload_cannot_be_is_refused(world: World, client: TestClient) -
     kind = {"Content-Type": "multipart/form-data; boundary=b"}
     cut = client.post("/v1/files", content=whole, headers=kind)
     assert (cut.status_code, cut.json()["error"]["message"]) == (400, "the form ends in the middle; send it anew")
-    assert list(world.folders.files.iterdir()) == []
+    assert list(fake.folders.files.iterdir()) == []
 
 
 PURPOSE = b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch'
@@ -223,12 +223,12 @@ NO_NAME = 'a part of the form has no name; each needs "Content-Disposition: form
     ],
 )
 def test_a_form_of_which_parts_are_wrong_is_told_which(
-    world: World, client: TestClient, parts: list[bytes], sentence: str, param: str
+    fake: FakeServer, client: TestClient, parts: list[bytes], sentence: str, param: str
 ) -> None:
     answer = form(client, *parts)
     error = answer.json()["error"]
     assert (answer.status_code, error["message"], error["param"]) == (400, sentence, param)
-    assert list(world.folders.files.iterdir()) == []
+    assert list(fake.folders.files.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -254,12 +254,12 @@ def test_a_form_that_cannot_be_read_is_told_to_its_sender_alone(
     assert caplog.records == []
 
 
-def test_a_name_from_outside_is_never_a_path(world: World, client: TestClient) -> None:
+def test_a_name_from_outside_is_never_a_path(fake: FakeServer, client: TestClient) -> None:
     sent = client.post("/v1/files", files={"file": ("../../evil\r\n.jsonl", b"row")}, data={"purpose": "batch"}).json()
     assert "/" not in sent["filename"]
     got = client.get(f"/v1/files/{sent['id']}/content")
     assert got.content == b"row"
-    assert [path.name for path in world.folders.files.iterdir()] == [sent["id"]]
+    assert [path.name for path in fake.folders.files.iterdir()] == [sent["id"]]
 
 
 @pytest.mark.parametrize(
@@ -324,8 +324,8 @@ def test_what_is_not_offered_is_refused_with_what_is(client: TestClient, method:
     assert (error["message"], error["code"]) == (f"Unknown request URL: {method} {place}: {rest}", "unknown_url")
 
 
-def test_models_are_listed(world: World) -> None:
-    with world.client() as client:
+def test_models_are_listed(fake: FakeServer) -> None:
+    with fake.client() as client:
         assert [model.id for model in client.models.list()] == ["small", "large"]
         assert client.models.retrieve("large").owned_by == "outrider"
 
@@ -344,15 +344,15 @@ def test_the_metrics_count_what_was_done(client: TestClient) -> None:
     assert all(line.startswith(("# HELP ", "# TYPE ", "outrider_")) for line in lines)
 
 
-def test_what_another_process_takes_up_is_counted_once(world: World, client: TestClient) -> None:
+def test_what_another_process_takes_up_is_counted_once(fake: FakeServer, client: TestClient) -> None:
     """Its rows are the batch's, and its tokens begin anew."""
-    world.runner.at_once = False
+    fake.runner.at_once = False
     file = send(client, "".join(line(str(number)) for number in range(9)).encode()).json()["id"]
     asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
     batch = client.post("/v1/batches", json=asked).json()["id"]
-    until(lambda: batch in world.runner.jobs, "run of the batch")
+    until(lambda: batch in fake.runner.jobs, "run of the batch")
     for figures in ((2, 0, 20, 8, 4, 1.0), (4, 1, 50, 20, 10, 2.0), (4, 1, 0, 0, 0, 0.0), (7, 1, 30, 12, 6, 1.0)):
-        world.runner.on_event(Progress(batch, *figures))
+        fake.runner.on_event(Progress(batch, *figures))
     until(lambda: client.get(f"/v1/batches/{batch}").json()["request_counts"]["completed"] == 7, "seven rows")
     lines = client.get("/metrics").text.splitlines()
     assert 'outrider_rows_total{outcome="completed"} 7' in lines
@@ -364,32 +364,32 @@ def test_what_another_process_takes_up_is_counted_once(world: World, client: Tes
 # Single requests
 
 
-def test_a_completion_and_a_chat(world: World) -> None:
-    with world.client() as client:
+def test_a_completion_and_a_chat(fake: FakeServer) -> None:
+    with fake.client() as client:
         answer = client.completions.create(model="small", prompt="Row", max_tokens=3)
         assert (answer.choices[0].text, answer.model) == ("one two", "small")
         assert answer.created > 0
         chat = client.chat.completions.create(model="large", messages=[{"role": "user", "content": "Hello"}])
         assert chat.choices[0].message.content == "one two"
-    asked = world.runner.asked
+    asked = fake.runner.asked
     assert [each["url"] for each in asked] == ["/v1/completions", "/v1/chat/completions"]
     assert asked[0]["body"] == {"model": "small", "prompt": "Row", "max_tokens": 3}
 
 
-def test_requests_without_a_seed_draw_anew_and_with_one_again(world: World, client: TestClient) -> None:
+def test_requests_without_a_seed_draw_anew_and_with_one_again(fake: FakeServer, client: TestClient) -> None:
     """However often the model's process has been started: what it counts begins at 0 each time."""
     for body in ({}, {}, {"seed": 7}, {"seed": 7}):
         client.post("/v1/completions", json={"model": "small", "prompt": [1, 2], **body})
     spec, helper = JobSpec(input=Path("-")), cast(TokenizerProcess, FakeTokenizerProcess())
-    rows = [admit_one(dict(entry), 0, spec, MODEL_INFO, helper) for entry in world.runner.asked]
+    rows = [admit_one(dict(entry), 0, spec, MODEL_INFO, helper) for entry in fake.runner.asked]
     stored = [row for row in rows if isinstance(row, StoredRow)]
     seeds = [row.request["seed"] for row in stored]
     assert len(set(seeds[:2])) == 2 and seeds[2:] == [7, 7]
     assert len({json.loads(results.error_record(row, "code", "message"))["id"] for row in stored}) == 4
 
 
-def test_streams_end_as_openais_do(world: World) -> None:
-    with world.client() as client:
+def test_streams_end_as_openais_do(fake: FakeServer) -> None:
+    with fake.client() as client:
         events = list(client.completions.create(model="small", prompt="Row", stream=True))
         assert "".join(event.choices[0].text for event in events) == "one two"
         assert [event.choices[0].finish_reason for event in events] == [None, None, "stop"]
@@ -402,8 +402,8 @@ def test_streams_end_as_openais_do(world: World) -> None:
         assert chat[-1].usage is not None and chat[-1].usage.total_tokens == 5
 
 
-def test_a_chat_calls_tools_as_openais_client_reads_them(world: World) -> None:
-    with world.client() as client:
+def test_a_chat_calls_tools_as_openais_client_reads_them(fake: FakeServer) -> None:
+    with fake.client() as client:
         tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
         asked: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hello"}], "tools": tools}
         whole = client.chat.completions.create(**asked).choices[0]
@@ -472,7 +472,7 @@ def test_streams_have_ids_of_their_own(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("place", ["/v1/completions", "/v1/chat/completions", "/v1/batches", "/v1/files"])
-def test_a_client_that_goes_amid_its_request_is_no_stumble(world: World, place: str) -> None:
+def test_a_client_that_goes_amid_its_request_is_no_stumble(fake: FakeServer, place: str) -> None:
     headers = {**AUTHORISED, "Host": "127.0.0.1", "Content-Type": "multipart/form-data; boundary=b"}
     scope = {
         "type": "http",
@@ -490,17 +490,17 @@ def test_a_client_that_goes_amid_its_request_is_no_stumble(world: World, place: 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(world.app(scope, receive, send))
+    asyncio.run(fake.app(scope, receive, send))
     assert [message.get("status") for message in sent] == [400, None]
-    assert said == [] and list(world.folders.files.iterdir()) == []
+    assert said == [] and list(fake.folders.files.iterdir()) == []
 
 
-def test_a_row_that_nobody_waits_for_is_taken_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_nobody_waits_for_is_taken_back(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "LOOK_SECONDS", 0.05)
-    with world.client() as client:
+    with fake.client() as client:
         with pytest.raises(openai.APITimeoutError):
             client.with_options(timeout=0.2).completions.create(model="small", prompt="never")
-        until(lambda: world.runner.taken_back == 1, "taking back")
+        until(lambda: fake.runner.taken_back == 1, "taking back")
 
 
 # The keys
@@ -596,14 +596,14 @@ def test_the_page_lists_batches_with_their_reports(client: TestClient) -> None:
     assert "<html" in report.text
 
 
-def test_nothing_of_a_data_directory_is_for_others(world: World, client: TestClient) -> None:
+def test_nothing_of_a_data_directory_is_for_others(fake: FakeServer, client: TestClient) -> None:
     before = os.umask(0o077)
     try:
         send(client, line("a").encode())
     finally:
         os.umask(before)
-    assert all(path.stat().st_mode & 0o077 == 0 for path in world.folders.files.iterdir())
-    assert world.folders.files.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in fake.folders.files.iterdir())
+    assert fake.folders.files.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(
@@ -627,13 +627,13 @@ def test_what_is_no_text_is_no_request(client: TestClient, body: str | bytes, wh
         assert error["message"] == f"the request is not valid JSON: {why}"
 
 
-def test_what_is_nested_too_deeply_is_not_handed_on(world: World, client: TestClient) -> None:
+def test_what_is_nested_too_deeply_is_not_handed_on(fake: FakeServer, client: TestClient) -> None:
     """What can just be read is too deep for what stands around it on its way."""
     for levels, refused in ((199, False), (200, True), (490, True), (990, True)):
         nested = '{"a":' * levels + "1" + "}" * levels
         answer = client.post("/v1/completions", content=f'{{"model": "small", "response_format": {nested}}}')
         assert ("nested too deeply" in answer.text) is refused
-    assert len(world.runner.asked) == 1
+    assert len(fake.runner.asked) == 1
 
 
 def test_a_key_that_stands_twice_is_refused_by_name(client: TestClient) -> None:
@@ -654,24 +654,24 @@ def test_another_method_is_told_which_there_are(client: TestClient) -> None:
 
 
 def test_what_the_server_stumbles_over_stands_in_its_own_output(
-    world: World, client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake: FakeServer, client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = f"{world.store.path} cannot be used: database or disk is full"
-    monkeypatch.setattr(world.service, "list_batches", mock.Mock(side_effect=JobError(said)))
+    said = f"{fake.store.path} cannot be used: database or disk is full"
+    monkeypatch.setattr(fake.service, "list_batches", mock.Mock(side_effect=JobError(said)))
     answer = client.get("/v1/batches")
-    assert answer.status_code == 500 and str(world.store.path) not in answer.text
+    assert answer.status_code == 500 and str(fake.store.path) not in answer.text
     assert said in caplog.text
 
 
-def test_a_batch_for_which_there_is_no_space_leaves_nothing(world: World, client: TestClient) -> None:
+def test_a_batch_for_which_there_is_no_space_leaves_nothing(fake: FakeServer, client: TestClient) -> None:
     file = send(client, line("a").encode()).json()["id"]
     asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-    [pages] = world.store._db.execute("PRAGMA page_count").fetchone()
-    world.store._db.execute(f"PRAGMA max_page_count = {pages}")
+    [pages] = fake.store._db.execute("PRAGMA page_count").fetchone()
+    fake.store._db.execute(f"PRAGMA max_page_count = {pages}")
     asked["metadata"] = {str(number): "x" * 512 for number in range(16)}
     answer = client.post("/v1/batches", json=asked)
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "no_space")
-    assert list(world.folders.batches.iterdir()) == []
+    assert list(fake.folders.batches.iterdir()) == []
 
 
 def test_json_is_told_in_errors_as_text(client: TestClient) -> None:

@@ -16,7 +16,7 @@ from unittest import mock
 
 import openai
 import pytest
-from serve_world import FakeRunner, World, line, until
+from fake_server import FakeRunner, FakeServer, line, until
 
 from outrider.runner.job import results
 from outrider.runner.job.directory import JOURNAL
@@ -56,7 +56,7 @@ def rows_of(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
 
 
 def test_a_batch_is_uploaded_run_and_fetched(tmp_path: Path) -> None:
-    with World(tmp_path / "data").client() as client:
+    with FakeServer(tmp_path / "data").client() as client:
         batch = create(client, line("a") + line("fail b") + line("c"), metadata={"who": "me"})
         assert batch.status == "validating"
         assert (batch.object, batch.endpoint, batch.metadata) == ("batch", "/v1/completions", {"who": "me"})
@@ -88,12 +88,12 @@ def test_a_batch_is_uploaded_run_and_fetched(tmp_path: Path) -> None:
 
 
 def test_without_failures_there_is_no_error_file(tmp_path: Path) -> None:
-    with World(tmp_path / "data").client() as client:
+    with FakeServer(tmp_path / "data").client() as client:
         assert ended(client, create(client, line("a")).id).error_file_id is None
 
 
 def test_batches_and_files_are_listed_in_pages(tmp_path: Path) -> None:
-    with World(tmp_path / "data").client() as client:
+    with FakeServer(tmp_path / "data").client() as client:
         ids = [create(client, line("a")).id for _ in range(5)]
         first = client.batches.list(limit=2)
         assert [each.id for each in first.data] == ids[:-3:-1]
@@ -112,7 +112,7 @@ def test_batches_and_files_are_listed_in_pages(tmp_path: Path) -> None:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[openai.OpenAI, Path]]:
     """A server for what is refused, and its folder: to end one takes longer than to ask."""
     data = tmp_path_factory.mktemp("shared") / "data"
-    with World(data).client() as client:
+    with FakeServer(data).client() as client:
         yield client, data
 
 
@@ -179,11 +179,11 @@ def test_ids_that_are_none_of_ours_are_not_found(shared: tuple[openai.OpenAI, Pa
 
 
 def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path) -> None:
-    world = World(tmp_path / "data", at_once=False)
-    with world.client() as client:
+    fake = FakeServer(tmp_path / "data", at_once=False)
+    with fake.client() as client:
         batch = create(client, "".join(line(str(number)) for number in range(6)))
-        until(lambda: batch.id in world.runner.jobs, "run of the batch")
-        world.runner.do(batch.id, 2)
+        until(lambda: batch.id in fake.runner.jobs, "run of the batch")
+        fake.runner.do(batch.id, 2)
         cancelling = client.batches.cancel(batch.id)
         assert cancelling.cancelling_at
         done = ended(client, batch.id)
@@ -214,8 +214,8 @@ def test_a_batch_whose_first_row_takes_long_to_read_holds_up_nobody(
         assert read.wait(60)
         return model_of(path, models)
 
-    world = World(tmp_path / "data", at_once=False)
-    with world.client() as client:
+    fake = FakeServer(tmp_path / "data", at_once=False)
+    with fake.client() as client:
         batch = create(client, line("a"))
         with monkeypatch.context() as patched, ThreadPoolExecutor(1) as other:
             patched.setattr(service.batch_requests, "model_of", slowly)
@@ -229,12 +229,12 @@ def test_a_batch_whose_first_row_takes_long_to_read_holds_up_nobody(
 
 
 def test_a_batch_whose_window_is_over_expires_with_an_error_for_each_row(tmp_path: Path) -> None:
-    world = World(tmp_path / "data", at_once=False)
-    with world.client() as client:
+    fake = FakeServer(tmp_path / "data", at_once=False)
+    with fake.client() as client:
         batch = create(client, "".join(line(str(number)) for number in range(5)), completion_window="1h")
-        until(lambda: batch.id in world.runner.jobs, "run of the batch")
-        world.runner.do(batch.id, 2)
-        world.pass_by(3601)
+        until(lambda: batch.id in fake.runner.jobs, "run of the batch")
+        fake.runner.do(batch.id, 2)
+        fake.pass_by(3601)
         done = ended(client, batch.id)
         assert done.status == "expired"
         assert len(rows_of(client, done.output_file_id)) == 2
@@ -245,27 +245,27 @@ def test_a_batch_whose_window_is_over_expires_with_an_error_for_each_row(tmp_pat
 
 @pytest.mark.parametrize("hours", [-48, 48])
 def test_a_clock_that_is_set_makes_a_window_neither_shorter_nor_longer(tmp_path: Path, hours: int) -> None:
-    world = World(tmp_path / "data", at_once=False)
-    name = created(world)
-    world.service.handle_events()
-    world.service.tick()
-    world.time += hours * 3600
-    world.pass_by(3599)
-    world.service.tick()
-    assert status_of(world, name) == "in_progress" and world.store.unended()[0].ending is None
-    world.pass_by(1)
-    world.service.tick()
-    assert world.store.unended()[0].ending == "expired"
-    world.service.close()
+    fake = FakeServer(tmp_path / "data", at_once=False)
+    name = created(fake)
+    fake.service.handle_events()
+    fake.service.tick()
+    fake.time += hours * 3600
+    fake.pass_by(3599)
+    fake.service.tick()
+    assert status_of(fake, name) == "in_progress" and fake.store.unended()[0].ending is None
+    fake.pass_by(1)
+    fake.service.tick()
+    assert fake.store.unended()[0].ending == "expired"
+    fake.service.close()
 
 
 def test_a_batch_that_cannot_be_run_fails_with_what_it_has(tmp_path: Path) -> None:
-    world = World(tmp_path / "data", at_once=False)
-    with world.client() as client:
+    fake = FakeServer(tmp_path / "data", at_once=False)
+    with fake.client() as client:
         batch = create(client, line("a") + line("b"))
-        until(lambda: batch.id in world.runner.jobs, "run of the batch")
-        world.runner.do(batch.id, 1)
-        world.runner.break_down(batch.id)
+        until(lambda: batch.id in fake.runner.jobs, "run of the batch")
+        fake.runner.do(batch.id, 1)
+        fake.runner.break_down(batch.id)
         done = ended(client, batch.id)
         assert done.status == "failed"
         assert done.errors is not None and done.errors.data is not None
@@ -278,8 +278,8 @@ def test_a_batch_that_cannot_be_run_fails_with_what_it_has(tmp_path: Path) -> No
 
 
 def test_deleted_files_are_gone_and_the_batchs_journal_with_the_last(tmp_path: Path) -> None:
-    world = World(tmp_path / "data")
-    with world.client() as client:
+    fake = FakeServer(tmp_path / "data")
+    with fake.client() as client:
         batch = create(client, line("a") + line("fail"))
         client.files.delete(batch.input_file_id)
         done = ended(client, batch.id)
@@ -298,7 +298,7 @@ def test_deleted_files_are_gone_and_the_batchs_journal_with_the_last(tmp_path: P
 
 
 def test_files_are_deleted_as_they_are_listed(tmp_path: Path) -> None:
-    with World(tmp_path / "data").client() as client:
+    with FakeServer(tmp_path / "data").client() as client:
         sent = {upload(client, line("a")) for _ in range(5)}
         deleted = []
         for file in client.files.list(limit=2):
@@ -310,53 +310,53 @@ def test_files_are_deleted_as_they_are_listed(tmp_path: Path) -> None:
 # What the runner tells, handled when the test says so
 
 
-def created(world: World, content: str = line("a")) -> str:
+def created(fake: FakeServer, content: str = line("a")) -> str:
     """A batch that the runner has admitted, and of which nobody has heard yet."""
     file = File(new_file_id(), 0, len(content), "rows.jsonl", "batch")
-    world.folders.file(file.id).write_text(content)
-    world.store.add_file(file)
+    fake.folders.file(file.id).write_text(content)
+    fake.store.add_file(file)
     asked = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "1h"}
-    name: str = world.service.create(asked)["id"]
+    name: str = fake.service.create(asked)["id"]
     return name
 
 
-def status_of(world: World, name: str) -> str:
-    batch = world.store.batch(name)
+def status_of(fake: FakeServer, name: str) -> str:
+    batch = fake.store.batch(name)
     assert batch is not None
     return batch.status
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "expired"])
 def test_a_batch_that_is_ended_as_its_check_ends_is_ended(tmp_path: Path, ending: str) -> None:
-    world = World(tmp_path / "data")
-    name = created(world)
+    fake = FakeServer(tmp_path / "data")
+    name = created(fake)
     if ending == "cancelled":
-        assert world.service.cancel(name)["status"] == "cancelling"
+        assert fake.service.cancel(name)["status"] == "cancelling"
     else:
-        world.pass_by(3601)
-        world.service.tick()
-    world.service.handle_events()
-    until(lambda: status_of(world, name) == ending, ending)
-    assert world.runner.jobs == {}
+        fake.pass_by(3601)
+        fake.service.tick()
+    fake.service.handle_events()
+    until(lambda: status_of(fake, name) == ending, ending)
+    assert fake.runner.jobs == {}
     if ending == "expired":
-        batch = world.service.retrieve(name)
+        batch = fake.service.retrieve(name)
         assert batch["error_file_id"] is not None and batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
-    world.service.close()
+    fake.service.close()
 
 
 def test_a_check_that_was_ended_on_purpose_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(FakeRunner, "admit", lambda self, job: None)
-    world = World(tmp_path / "data")
-    stopped, broken = created(world), created(world)
-    world.service.cancel(stopped)
+    fake = FakeServer(tmp_path / "data")
+    stopped, broken = created(fake), created(fake)
+    fake.service.cancel(stopped)
     for name in (stopped, broken):
-        world.runner.on_event(Broken(name, "its rows could not be checked: its process was killed by signal 9"))
-    world.service.handle_events()
-    until(lambda: [status_of(world, name) for name in (stopped, broken)] == ["cancelled", "failed"], "end of both")
+        fake.runner.on_event(Broken(name, "its rows could not be checked: its process was killed by signal 9"))
+    fake.service.handle_events()
+    until(lambda: [status_of(fake, name) for name in (stopped, broken)] == ["cancelled", "failed"], "end of both")
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [broken]
-    world.service.close()
+    fake.service.close()
 
 
 class Short:
@@ -389,16 +389,16 @@ def test_what_cannot_be_written_now_is_written_later(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
-    world = World(tmp_path / "data")
-    world.service.start()
+    fake = FakeServer(tmp_path / "data")
+    fake.service.start()
     short = Short(monkeypatch, what)
-    name = created(world)
+    name = created(fake)
     until(lambda: short.tries > 3, "tries")
     [said] = {record.getMessage() for record in caplog.records}
     assert said.startswith(f"{name}: ") and said.endswith("; this is tried again") and len(caplog.records) == 1
     short.freed = True
-    until(lambda: status_of(world, name) == "completed", "end of the batch")
-    world.service.close()
+    until(lambda: status_of(fake, name) == "completed", "end of the batch")
+    fake.service.close()
 
 
 def test_one_batch_that_cannot_go_on_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,16 +413,16 @@ def test_one_batch_that_cannot_go_on_stops_no_other(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(Path, "unlink", unlinked)
-    world = World(tmp_path / "data")
-    world.service.start()
-    first = created(world)
+    fake = FakeServer(tmp_path / "data")
+    fake.service.start()
+    first = created(fake)
     until(lambda: len(held) > 1, "another try")
-    second = created(world)
-    until(lambda: status_of(world, second) == "completed", "end of the second batch")
-    assert status_of(world, first) == "in_progress"
-    world.service.close()
+    second = created(fake)
+    until(lambda: status_of(fake, second) == "completed", "end of the second batch")
+    assert status_of(fake, first) == "in_progress"
+    fake.service.close()
     monkeypatch.undo()
-    with World(tmp_path / "data").client() as client:
+    with FakeServer(tmp_path / "data").client() as client:
         assert ended(client, first).status == "completed", "the next start goes on"
 
 
@@ -430,12 +430,12 @@ def test_one_batch_that_cannot_go_on_stops_no_other(tmp_path: Path, monkeypatch:
 
 
 def test_what_was_admitted_goes_on(tmp_path: Path) -> None:
-    world = World(tmp_path / "data", at_once=False)
-    with world.client() as client:
+    fake = FakeServer(tmp_path / "data", at_once=False)
+    with fake.client() as client:
         batch = create(client, "".join(line(str(number)) for number in range(6)))
-        until(lambda: batch.id in world.runner.jobs, "run of the batch")
-        world.runner.do(batch.id, 4)
-    with World(tmp_path / "data").client() as client:
+        until(lambda: batch.id in fake.runner.jobs, "run of the batch")
+        fake.runner.do(batch.id, 4)
+    with FakeServer(tmp_path / "data").client() as client:
         done = ended(client, batch.id)
         assert done.status == "completed"
         assert [row["custom_id"] for row in rows_of(client, done.output_file_id)] == list("012345")
@@ -444,9 +444,9 @@ def test_what_was_admitted_goes_on(tmp_path: Path) -> None:
 def test_what_was_to_be_checked_is_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
         without.setattr(FakeRunner, "admit", lambda self, job: None)
-        with World(tmp_path / "data").client() as client:
+        with FakeServer(tmp_path / "data").client() as client:
             batch = create(client, line("a"))
-    with World(tmp_path / "data").client() as client:
+    with FakeServer(tmp_path / "data").client() as client:
         assert ended(client, batch.id).status == "completed"
 
 
@@ -454,16 +454,16 @@ def test_what_was_to_be_checked_is_checked_again(tmp_path: Path, monkeypatch: py
 def test_files_that_were_not_written_are_written(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as without:
         without.setattr("outrider.runner.serve.finalizing.Finalizer._write_files", _killed)
-        world = World(tmp_path / "data", at_once=False)
-        with world.client() as client:
+        fake = FakeServer(tmp_path / "data", at_once=False)
+        with fake.client() as client:
             batch = create(client, line("a") + line("b"))
-            until(lambda: batch.id in world.runner.jobs, "run of the batch")
-            world.runner.do(batch.id, 2 if ending == "completed" else 1)
+            until(lambda: batch.id in fake.runner.jobs, "run of the batch")
+            fake.runner.do(batch.id, 2 if ending == "completed" else 1)
             if ending == "cancelled":
                 client.batches.cancel(batch.id)
             status = {"completed": "finalizing", "cancelled": "cancelling"}[ending]
             until(lambda: client.batches.retrieve(batch.id).status == status, status)
-    with World(tmp_path / "data").client() as client:
+    with FakeServer(tmp_path / "data").client() as client:
         done = ended(client, batch.id)
         assert done.status == ending
         assert len(rows_of(client, done.output_file_id)) == (2 if ending == "completed" else 1)
@@ -474,22 +474,22 @@ def _killed(service: object, name: str) -> None:
 
 
 def test_what_a_killed_upload_or_deletion_has_left_is_ended(tmp_path: Path) -> None:
-    world = World(tmp_path / "data")
+    fake = FakeServer(tmp_path / "data")
     files = tmp_path / "data" / "files"
     kept, deleted = new_file_id(), new_file_id()
-    world.store.add_file(File(kept, 0, 4, "rows.jsonl", "batch"))
+    fake.store.add_file(File(kept, 0, 4, "rows.jsonl", "batch"))
     for name, content in ((kept, "told"), (deleted, "told of no more"), (new_file_id(), "half")):
         (files / f".upload-{name}").write_text(content)
     (tmp_path / "data" / "batches" / "batch_000000000000000000000000").mkdir()
-    world.service.close()
-    with World(tmp_path / "data").client() as client:
+    fake.service.close()
+    with FakeServer(tmp_path / "data").client() as client:
         assert [path.name for path in files.iterdir()] == [kept]
         assert client.files.content(kept).text == "told"
         assert list((tmp_path / "data" / "batches").iterdir()) == []
 
 
 def test_a_deletion_that_cannot_be_written_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with World(tmp_path / "data").client() as client:
+    with FakeServer(tmp_path / "data").client() as client:
         kept = upload(client, line("a"))
         with monkeypatch.context() as full:
             full.setattr(Store, "remove_file", mock.Mock(side_effect=JobError("database or disk is full")))
@@ -504,7 +504,7 @@ def test_on_a_full_disk_files_are_deleted_and_batches_cancelled_in_the_room_that
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full where what is kept is there, and for uploads."""
-    world = World(tmp_path / "data", at_once=False)
+    fake = FakeServer(tmp_path / "data", at_once=False)
     kept = tmp_path / "data" / "reserve"
     transaction = Store._transaction
 
@@ -515,17 +515,17 @@ def test_on_a_full_disk_files_are_deleted_and_batches_cancelled_in_the_room_that
         with transaction(self) as db:
             yield db
 
-    with world.client() as client:
-        file, name = upload(client, line("a")), created(world)
-        until(lambda: name in world.runner.jobs, "batch that runs")
+    with fake.client() as client:
+        file, name = upload(client, line("a")), created(fake)
+        until(lambda: name in fake.runner.jobs, "batch that runs")
         assert kept.stat().st_size == reserve.BYTES
         monkeypatch.setattr(Store, "_transaction", full)
-        monkeypatch.setattr(world.service, "tick", lambda: None)
+        monkeypatch.setattr(fake.service, "tick", lambda: None)
         client.files.delete(file)
         assert kept.stat().st_size == reserve.BYTES, "for the next time"
         assert client.batches.cancel(name).status == "cancelling"
         monkeypatch.setattr(Store, "_transaction", transaction)
-        until(lambda: status_of(world, name) == "cancelled", "end of the batch")
+        until(lambda: status_of(fake, name) == "cancelled", "end of the batch")
 
 
 def _full(*given: object, **more: object) -> None:
@@ -539,16 +539,16 @@ def test_a_batch_that_is_cancelled_on_a_full_disk_ends_and_keeps_what_it_has(
     """The disk is full for what the batch's journal would have to take in, and for files where the reserve is there."""
     monkeypatch.setattr(finalizing, "FREED_SECONDS", 0.01)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
-    world = World(tmp_path / "data", at_once=False)
+    fake = FakeServer(tmp_path / "data", at_once=False)
     kept, write = tmp_path / "data" / "reserve", batch_files.write_results
 
     def written(*given: Any) -> Any:
         return _full() if kept.exists() else write(*given)
 
-    with world.client() as client:
+    with fake.client() as client:
         batch = create(client, "".join(line(str(number)) for number in range(6)))
-        until(lambda: batch.id in world.runner.jobs, "run of the batch")
-        world.runner.do(batch.id, done)
+        until(lambda: batch.id in fake.runner.jobs, "run of the batch")
+        fake.runner.do(batch.id, done)
         monkeypatch.setattr(Journal, "record", _full)
         monkeypatch.setattr(batch_files, "write_results", written)
         client.batches.cancel(batch.id)
@@ -561,7 +561,7 @@ def test_a_batch_that_is_cancelled_on_a_full_disk_ends_and_keeps_what_it_has(
             assert [row["custom_id"] for row in rows_of(client, found.output_file_id)] == ["0", "1"]
             assert found.output_file_id is not None
             client.files.delete(found.output_file_id)
-        until(lambda: not world.folders.batch(batch.id).exists(), "space that is free again")
+        until(lambda: not fake.folders.batch(batch.id).exists(), "space that is free again")
 
 
 @pytest.mark.parametrize(("fits", "journal_is_full"), [(0, True), (1, True), (1, False)])
@@ -572,7 +572,7 @@ def test_of_a_batch_that_is_cancelled_on_a_full_disk_what_finds_no_room_is_read_
     monkeypatch.setattr(finalizing, "FREED_SECONDS", 0.01)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(unwritten_files, "ROWS_AT_ONCE", 2)
-    world = World(tmp_path / "data", at_once=False)
+    fake = FakeServer(tmp_path / "data", at_once=False)
     write = results.write_atomically
 
     def written(path: Path, lines: Any) -> None:
@@ -580,10 +580,10 @@ def test_of_a_batch_that_is_cancelled_on_a_full_disk_what_finds_no_room_is_read_
             _full()
         write(path, lines)
 
-    with world.client() as client:
+    with fake.client() as client:
         batch = create(client, line("0") + line("fail 1") + "".join(line(str(number)) for number in range(2, 9)))
-        until(lambda: batch.id in world.runner.jobs, "run of the batch")
-        world.runner.do(batch.id, 6)
+        until(lambda: batch.id in fake.runner.jobs, "run of the batch")
+        fake.runner.do(batch.id, 6)
         if journal_is_full:
             monkeypatch.setattr(Journal, "record", _full)
         monkeypatch.setattr(results, "write_atomically", written)
@@ -592,7 +592,7 @@ def test_of_a_batch_that_is_cancelled_on_a_full_disk_what_finds_no_room_is_read_
         assert found.status == "cancelled"
         told = (found.errors.data if found.errors is not None else None) or ()
         assert [each.message for each in told] == [finalizing.WAS_FULL] * journal_is_full
-        folder = world.folders.batch(batch.id)
+        folder = fake.folders.batch(batch.id)
         assert not (folder / "results.jsonl").exists() and not (folder / "errors.jsonl").exists()
         assert [row["custom_id"] for row in rows_of(client, found.output_file_id)] == ["0", "2", "3", "4", "5"]
         assert [row["custom_id"] for row in rows_of(client, found.error_file_id)] == ["fail 1"] + ["6", "7", "8"] * (
@@ -610,18 +610,18 @@ def test_of_a_batch_that_is_cancelled_on_a_full_disk_what_finds_no_room_is_read_
 def test_a_batch_whose_files_find_no_space_says_so_until_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finalizing, "FREED_SECONDS", 0.01)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
-    world = World(tmp_path / "data", at_once=False)
+    fake = FakeServer(tmp_path / "data", at_once=False)
 
     def told(name: str) -> list[str | None]:
         errors = client.batches.retrieve(name).errors
         return [each.message for each in (errors.data if errors is not None else None) or ()]
 
-    with world.client() as client:
+    with fake.client() as client:
         name = create(client, line("a") + line("b")).id
-        until(lambda: name in world.runner.jobs, "run of the batch")
+        until(lambda: name in fake.runner.jobs, "run of the batch")
         with monkeypatch.context() as full:
             full.setattr(batch_files, "write_results", _full)
-            world.runner.do(name, 2)
+            fake.runner.do(name, 2)
             until(partial(told, name), "word of the full disk")
             assert told(name) == [finalizing.FULL] and client.batches.retrieve(name).status == "finalizing"
         found = ended(client, name)
@@ -653,7 +653,7 @@ def test_what_is_kept_for_deletions_takes_what_room_there_is(tmp_path: Path, mon
 
 def test_what_others_keep_beside_files_and_batches_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = tmp_path / "data"
-    with World(data).client() as client:
+    with FakeServer(data).client() as client:
         done = ended(client, create(client, line("a")).id)
     unknown = "file-000000000000000000000000"
     (data / "files" / unknown).write_text("of a later serve.db")
@@ -665,7 +665,7 @@ def test_what_others_keep_beside_files_and_batches_stays(tmp_path: Path, caplog:
     mine.mkdir()
     (mine / "results.jsonl").write_text("kept")
     before = sorted(data.glob("*/**/*"))
-    with World(data).client() as client:
+    with FakeServer(data).client() as client:
         assert rows_of(client, done.output_file_id)
     assert sorted(data.glob("*/**/*")) == before
     [said] = [record.getMessage() for record in caplog.records]
@@ -678,7 +678,7 @@ def test_what_others_keep_beside_files_and_batches_stays(tmp_path: Path, caplog:
 @pytest.mark.parametrize(("how", "left"), [("is empty", "files"), ("is not there", "files"), ("is not there", "batches")])
 def test_without_what_an_earlier_server_knew_nothing_of_it_is_deleted(tmp_path: Path, how: str, left: str) -> None:
     data = tmp_path / "data"
-    with World(data).client() as client:
+    with FakeServer(data).client() as client:
         batch = create(client, line("a"))
         ended(client, batch.id)
         if left == "batches":
@@ -690,22 +690,22 @@ def test_without_what_an_earlier_server_knew_nothing_of_it_is_deleted(tmp_path: 
     before = sorted(data.rglob("*"))
     said = rf"serve.db {how}, and {data}/{left} holds files or batches that it listed: put back a copy of it, or name"
     with pytest.raises(JobError, match=said):
-        World(data)
+        FakeServer(data)
     assert sorted(data.rglob("*")) == before
 
 
 def test_rows_that_are_done_are_deleted_by_their_client_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A batch that an earlier server failed, since its journal was not there for one start."""
-    world = World(tmp_path / "data", at_once=False)
-    with world.client() as client:
+    fake = FakeServer(tmp_path / "data", at_once=False)
+    with fake.client() as client:
         batch = create(client, line("a") + line("b"))
-        until(lambda: batch.id in world.runner.jobs, "run of the batch")
-        world.runner.do(batch.id, 1)
-    world = World(tmp_path / "data")
-    world.store.change(batch.id, lambda batch: setattr(batch, "status", "failed"))
-    with world.client() as client:
+        until(lambda: batch.id in fake.runner.jobs, "run of the batch")
+        fake.runner.do(batch.id, 1)
+    fake = FakeServer(tmp_path / "data")
+    fake.store.change(batch.id, lambda batch: setattr(batch, "status", "failed"))
+    with fake.client() as client:
         assert client.batches.retrieve(batch.id).status == "failed"
-    directory = world.folders.batch(batch.id)
+    directory = fake.folders.batch(batch.id)
     with closing(Journal(directory / JOURNAL, read_only=True)) as journal:
         assert journal.counts().done == 1
     assert f"outrider results {directory} writes them" in caplog.text
@@ -713,11 +713,11 @@ def test_rows_that_are_done_are_deleted_by_their_client_alone(tmp_path: Path, ca
 
 def half_done(data: Path) -> str:
     """A batch with one row done and one to do, of a server that has ended."""
-    world = World(data, at_once=False)
-    with world.client() as client:
+    fake = FakeServer(data, at_once=False)
+    with fake.client() as client:
         batch = create(client, line("a") + line("b"))
-        until(lambda: batch.id in world.runner.jobs, "run of the batch")
-        world.runner.do(batch.id, 1)
+        until(lambda: batch.id in fake.runner.jobs, "run of the batch")
+        fake.runner.do(batch.id, 1)
     return batch.id
 
 
@@ -726,7 +726,7 @@ def test_a_start_without_the_batches_folder_loses_no_row(tmp_path: Path, cancell
     data = tmp_path / "data"
     name = half_done(data)
     (data / "batches").rename(tmp_path / "aside")
-    with World(data, at_once=False).client() as client:
+    with FakeServer(data, at_once=False).client() as client:
         assert client.batches.retrieve(name).status == "in_progress"
         if cancelled:
             client.batches.cancel(name)
@@ -735,7 +735,7 @@ def test_a_start_without_the_batches_folder_loses_no_row(tmp_path: Path, cancell
             assert done.errors.data[0].message == f"{name}/job.db is not there, or empty"
     (data / "batches").rmdir()
     (tmp_path / "aside").rename(data / "batches")
-    with World(data).client() as client:
+    with FakeServer(data).client() as client:
         done = ended(client, name)
         assert done.status == ("cancelled" if cancelled else "completed")
         assert cancelled or len(rows_of(client, done.output_file_id)) == 2
@@ -749,10 +749,10 @@ def test_a_batch_whose_input_is_not_there_waits_to_be_checked(
     data = tmp_path / "data"
     with monkeypatch.context() as without:
         without.setattr(FakeRunner, "admit", lambda self, job: None)
-        with World(data).client() as client:
+        with FakeServer(data).client() as client:
             batch, cancelled = create(client, line("a")), create(client, line("b"))
     (data / "batches").rename(tmp_path / "aside")
-    with World(data).client() as client:
+    with FakeServer(data).client() as client:
         assert client.batches.retrieve(batch.id).status == "validating"
         client.batches.cancel(cancelled.id)
         assert ended(client, cancelled.id).status == "cancelled"
@@ -760,7 +760,7 @@ def test_a_batch_whose_input_is_not_there_waits_to_be_checked(
     assert caplog.text.count(wanted) == 2
     (data / "batches").rmdir()
     (tmp_path / "aside").rename(data / "batches")
-    with World(data).client() as client:
+    with FakeServer(data).client() as client:
         assert ended(client, batch.id).status == "completed"
 
 
@@ -770,17 +770,17 @@ def test_files_that_cannot_be_written_without_a_journal_are_written_when_it_is_b
 ) -> None:
     monkeypatch.setattr(finalizing, "FREED_SECONDS", 0.01)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.01)
-    world = World(tmp_path / "data", at_once=False)
-    with world.client() as client:
+    fake = FakeServer(tmp_path / "data", at_once=False)
+    with fake.client() as client:
         waits, cancelled = create(client, line("a") + line("b")), create(client, line("c"))
-        journals = [world.folders.batch(each.id) / JOURNAL for each in (waits, cancelled)]
-        until(lambda: len(world.runner.jobs) == 2, "run of the batches")
-        world.runner.do(waits.id, 1)
+        journals = [fake.folders.batch(each.id) / JOURNAL for each in (waits, cancelled)]
+        until(lambda: len(fake.runner.jobs) == 2, "run of the batches")
+        fake.runner.do(waits.id, 1)
         for journal in journals:
             journal.rename(tmp_path / f"{journal.parent.name}.db")
             if how == "damaged":
                 journal.write_bytes(b"no database" * 1000)
-        world.pass_by(24 * 3600)
+        fake.pass_by(24 * 3600)
         until(lambda: caplog.text.count("waits: ") == 2, "word of it")
         tries = mock.Mock(side_effect=finalizing.Finalizer._write_files)
         monkeypatch.setattr(finalizing.Finalizer, "_write_files", lambda self, name: tries(self, name))
@@ -797,16 +797,16 @@ def test_files_that_cannot_be_written_without_a_journal_are_written_when_it_is_b
 
 
 def test_a_batch_of_a_model_that_is_served_no_more_waits_for_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    world = World(tmp_path / "data", at_once=False)
-    with world.client() as client:
+    fake = FakeServer(tmp_path / "data", at_once=False)
+    with fake.client() as client:
         batch, cancelled = create(client, line("a")), create(client, line("b"))
-        until(lambda: {batch.id, cancelled.id} == set(world.runner.jobs), "run of the batches")
-    with World(tmp_path / "data", models=("other",)).client() as client:
+        until(lambda: {batch.id, cancelled.id} == set(fake.runner.jobs), "run of the batches")
+    with FakeServer(tmp_path / "data", models=("other",)).client() as client:
         client.batches.cancel(cancelled.id)
         assert ended(client, cancelled.id).status == "cancelled"
         assert client.batches.retrieve(batch.id).status == "in_progress"
     assert f'{batch.id} waits: the model "small" is not served any more' in caplog.text
-    with World(tmp_path / "data").client() as client:
+    with FakeServer(tmp_path / "data").client() as client:
         assert ended(client, batch.id).status == "completed"
 
 
@@ -815,17 +815,17 @@ def test_many_rows_end_once_each(tmp_path: Path) -> None:
     """Killed three times on its way."""
     name = ""
     for least in (0, 200, 400):
-        world = World(tmp_path / "data", at_once=False)
-        with world.client() as client:
+        fake = FakeServer(tmp_path / "data", at_once=False)
+        with fake.client() as client:
             name = name or create(client, "".join(line(f"row {number}") for number in range(600))).id
-            until(partial(_runs, world, name), "run of the batch")
+            until(partial(_runs, fake, name), "run of the batch")
             counts = client.batches.retrieve(name).request_counts
             assert counts is not None and counts.completed == least, "what was done is known from the start"
-            world.runner.do(name, 200)
-    with World(tmp_path / "data").client() as client:
+            fake.runner.do(name, 200)
+    with FakeServer(tmp_path / "data").client() as client:
         rows = rows_of(client, ended(client, name).output_file_id)
         assert [row["custom_id"] for row in rows] == [f"row {number}" for number in range(600)]
 
 
-def _runs(world: World, name: str) -> bool:
-    return name in world.runner.jobs
+def _runs(fake: FakeServer, name: str) -> bool:
+    return name in fake.runner.jobs

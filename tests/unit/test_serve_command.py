@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 import uvicorn
-from serve_world import KEY, World, line, until
+from fake_server import KEY, FakeServer, line, until
 
 from outrider.runner.cli.main import main
 from outrider.runner.options.serve import ServeSpec
@@ -112,10 +112,10 @@ class Served:
 
     def __init__(self, data: Path, grace: int, monkeypatch: pytest.MonkeyPatch, stopped_before: bool = False) -> None:
         monkeypatch.setattr(http_server, "LAST_SECONDS", 0.5)
-        self.world, self.said = World(data), list[str]()
-        config = uvicorn.Config(self.world.app, port=0, log_config=None, timeout_graceful_shutdown=grace, lifespan="on")
-        self.world.service.start()
-        refuse = self.world.service.refuse_requests
+        self.fake, self.said = FakeServer(data), list[str]()
+        config = uvicorn.Config(self.fake.app, port=0, log_config=None, timeout_graceful_shutdown=grace, lifespan="on")
+        self.fake.service.start()
+        refuse = self.fake.service.refuse_requests
         self.server = HttpServer(config, lambda: self.said.append("begun"), refuse, lambda: stopped_before)
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
@@ -123,7 +123,7 @@ class Served:
 
     def asked(self, prompt: str, **body: Any) -> Future[tuple[int, str | None, str]]:
         """What a request that is open by now gets: status, Retry-After and text."""
-        before, answer = len(self.world.runner.open), Future[tuple[int, str | None, str]]()
+        before, answer = len(self.fake.runner.open), Future[tuple[int, str | None, str]]()
         port = self.server.servers[0].sockets[0].getsockname()[1]
         asked = json.dumps({"model": "small", "prompt": prompt, **body})
 
@@ -135,7 +135,7 @@ class Served:
             connection.close()
 
         threading.Thread(target=ask, daemon=True).start()
-        until(lambda: len(self.world.runner.open) > before, "request")
+        until(lambda: len(self.fake.runner.open) > before, "request")
         return answer
 
     def told(self, number: int) -> None:
@@ -144,7 +144,7 @@ class Served:
     def ended(self) -> None:
         self._thread.join(5)
         assert not self._thread.is_alive()
-        self.world.service.close(at_once=True)
+        self.fake.service.close(at_once=True)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_whoever_still_sends_hears_that_the_server_stops(
     connection.close()
     served.ended()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
-    assert list(served.world.folders.files.iterdir()) == []
+    assert list(served.fake.folders.files.iterdir()) == []
 
 
 def test_a_signal_that_came_before_it_looked_for_any_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,17 +261,17 @@ def test_the_second_signal_stops_at_once_whenever_it_comes(before: int, closed: 
 
 def test_a_start_on_a_full_disk_is_refused_by_a_sentence(tmp_path: Path) -> None:
     """Batches that ran have their rows counted anew."""
-    before = World(tmp_path, at_once=False)
+    before = FakeServer(tmp_path, at_once=False)
     with before.client() as client:
         file = client.files.create(file=line("a").encode(), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
         until(lambda: client.batches.retrieve(batch.id).status == "in_progress", "batch that runs")
-    world = World(tmp_path)
-    with mock.patch.object(world.store, "change", side_effect=NoSpaceError("serve.db cannot be used: disk is full")):
+    fake = FakeServer(tmp_path)
+    with mock.patch.object(fake.store, "change", side_effect=NoSpaceError("serve.db cannot be used: disk is full")):
         with pytest.raises(NoSpaceError, match="disk is full"):
-            module._start(world.service)
-        assert world.runner.closed
-    again = World(tmp_path)
+            module._start(fake.service)
+        assert fake.runner.closed
+    again = FakeServer(tmp_path)
     with again.client() as client:
         until(lambda: client.batches.retrieve(batch.id).status == "completed", "batch that goes on")
 

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 import uvicorn
-from serve_world import KEY, World, until
+from fake_server import KEY, FakeServer, until
 
 from outrider.runner.serve import bodies, connections, http_server
 from outrider.runner.serve.connections import IDLE_SECONDS, UNREAD_SECONDS, Idle, raise_open_files
@@ -119,7 +119,7 @@ def test_it_gives_itself_more_open_files(limits: tuple[int, int], raised: tuple[
 
 @dataclass
 class Served:
-    world: World
+    fake: FakeServer
     server: HttpServer
 
     def told(self, *pieces: str, seconds: float = 20.0) -> str:
@@ -138,17 +138,17 @@ class Served:
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(http_server, "LAST_SECONDS", 0.1)
     monkeypatch.setattr(http_server, "LET_GO_SECONDS", 0.02)
-    world = World(tmp_path / "data")
-    world.service.start()
-    config = uvicorn.Config(world.app, port=0, log_config=None, timeout_graceful_shutdown=1, lifespan="on", ws="none")
-    server = HttpServer(config, lambda: None, world.service.refuse_requests)
+    fake = FakeServer(tmp_path / "data")
+    fake.service.start()
+    config = uvicorn.Config(fake.app, port=0, log_config=None, timeout_graceful_shutdown=1, lifespan="on", ws="none")
+    server = HttpServer(config, lambda: None, fake.service.refuse_requests)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started, "server")
-    yield Served(world, server)
+    yield Served(fake, server)
     server.should_exit = True
     thread.join(10)
-    world.service.close(at_once=True)
+    fake.service.close(at_once=True)
 
 
 def test_a_connection_through_which_no_request_comes_is_let_go(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_request_that_stops_coming_is_refused(served: Served, place: str, monk
     monkeypatch.setattr(bodies, "LOOK_SECONDS", 0.05)
     got = served.told(f"POST {place} HTTP/1.1\r\n{HEAD}{FORM}Content-Length: 5000\r\n\r\n--b")
     assert got.startswith("HTTP/1.1 408") and "no part of the request has arrived for 0 s; send it again" in got
-    assert list(served.world.folders.files.iterdir()) == []
+    assert list(served.fake.folders.files.iterdir()) == []
 
 
 def test_a_request_that_says_two_lengths_is_refused(served: Served) -> None:

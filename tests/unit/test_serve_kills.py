@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serve_world import KEY, World, line, until
+from fake_server import KEY, FakeServer, line, until
 from starlette.testclient import TestClient
 
 from outrider.runner.serve import batch_files, files, finalizing, service, uploads
@@ -59,17 +59,17 @@ def armed(killer: Killer) -> None:
         setattr(module, name, around(getattr(module, name)))
 
 
-def client_of(world: World) -> TestClient:
-    world.service.start()
-    return TestClient(world.app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {KEY}"})
+def client_of(fake: FakeServer) -> TestClient:
+    fake.service.start()
+    return TestClient(fake.app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {KEY}"})
 
 
 def lived(data: Path) -> None:
     """A batch from its upload to its completion, and the deletion of all that it has left."""
-    world = World(data)
-    with client_of(world) as client:
+    fake = FakeServer(data)
+    with client_of(fake) as client:
         whole(client)
-    world.service.close()
+    fake.service.close()
 
 
 def whole(client: TestClient) -> None:
@@ -112,7 +112,7 @@ def test_killed_at_each_moment_it_goes_on(step: int, tmp_path: Path) -> None:
         data = tmp_path / str(moment)
         code = end_of(moment, data)
         assert code in (0, KILLED), f"moment {moment}"
-        again = World(data)
+        again = FakeServer(data)
         with client_of(again) as client:
             whole(client)
             files = [file["id"] for file in client.get("/v1/files?purpose=batch").json()["data"]]

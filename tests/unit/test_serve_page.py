@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serve_world import KEY, World, line, until
+from fake_server import KEY, FakeServer, line, until
 
 from outrider.runner.serve.auth import page_token
 
@@ -25,8 +25,8 @@ EVIL = "<img src=x onerror=\"document.title='run'\"><b>bold</b>"
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """Batches of every kind, one of which has a name that would be HTML."""
-    world = World(tmp_path / "data", at_once=False)
-    with world.served() as url:
+    fake = FakeServer(tmp_path / "data", at_once=False)
+    with fake.served() as url:
         import openai
 
         with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
@@ -39,14 +39,14 @@ def url(tmp_path: Path) -> Iterator[str]:
                 return made.id
 
             whole = batch(line("a") + line("fail"))
-            until(lambda: whole in world.runner.jobs, "run")
-            world.runner.do(whole, 2)
+            until(lambda: whole in fake.runner.jobs, "run")
+            fake.runner.do(whole, 2)
             until(lambda: client.batches.retrieve(whole).status == "completed", "end")
             half = batch("".join(line(str(number)) for number in range(8)), note=EVIL)
-            until(lambda: half in world.runner.jobs, "run")
-            world.runner.do(half, 1)
+            until(lambda: half in fake.runner.jobs, "run")
+            fake.runner.do(half, 1)
             until(lambda: client.batches.retrieve(half).request_counts.completed == 1, "a row")  # type: ignore[union-attr]
-            world.runner.do(half, 1)
+            fake.runner.do(half, 1)
             batch("{bad")
             until(lambda: client.batches.list().data[0].status == "failed", "refusal")
         yield url

@@ -12,8 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from driver_world import PLAN, REPORT, REQUEST, fake_world, fill, ids
-from driver_world import World as Replicas
+from driver_fakes import PLAN, REPORT, REQUEST, FakeReplicas, fill, ids, install_fakes
 
 from outrider.runner.driving.replica import Replica
 from outrider.runner.hosts.this_machine import LocalHost
@@ -31,7 +30,7 @@ class Shared:
     """A driver over fake replicas, and jobs that are opened between two of its ticks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, replicas: int = 1) -> None:
-        self.replicas: Replicas = fake_world(monkeypatch)
+        self.replicas: FakeReplicas = install_fakes(monkeypatch)
         self.folder = folder
         self.answers: list[tuple[str, Any]] = []
         self.broken: list[tuple[str, str]] = []

@@ -36,7 +36,12 @@ from outrider.workers.models.formats.raw import RawTensors
 from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.formats.unexpected_tensors import check_plain
 from outrider.workers.models.headers import ZIP, read_entries
-from outrider.workers.models.language_model import MAYBE_TRANSPOSED_EXPERTS, TRANSPOSED_EXPERTS, language_name, sees
+from outrider.workers.models.language_model import (
+    MAYBE_TRANSPOSED_EXPERTS,
+    TRANSPOSED_EXPERTS,
+    is_multimodal,
+    language_name,
+)
 from outrider.workers.models.model_info import weight_files
 
 # The types of plain weights, by safetensors' names.
@@ -97,14 +102,14 @@ def open_checkpoint(path: Path, allow_pickle: bool = False) -> Checkpoint:
         return GgufCheckpoint(path)
     quantisation = quantisation_of(path)
     values = read_json(path / NAME)
-    seeing = str(values["model_type"]) if sees(values) else ""
+    multimodal = str(values["model_type"]) if is_multimodal(values) else ""
     if files[0].suffix == ".safetensors":
         kind = str(values.get("model_type"))
         transposed = True if kind in TRANSPOSED_EXPERTS else None if kind in MAYBE_TRANSPOSED_EXPERTS else False
-        return SafetensorsCheckpoint(path, files, quantisation, seeing, transposed)
+        return SafetensorsCheckpoint(path, files, quantisation, multimodal, transposed)
     if quantisation is not None:
         raise ModelError(f"{path} is quantised ({quantisation.name}) and lies in .bin files; it is read from safetensors")
-    return PickledCheckpoint(path, files, allow_pickle, seeing)
+    return PickledCheckpoint(path, files, allow_pickle, multimodal)
 
 
 def _of_language(tensors: Mapping[str, Found]) -> dict[str, Found]:
@@ -134,8 +139,8 @@ def _as_asked(tensor: Tensor, whole: Any) -> Any:
 class SafetensorsCheckpoint:
     """Plain tensors as stored, and quantised ones dequantised.
 
-    ``seeing`` is the "model_type" of a multimodal model. ``transposed``: whether experts that are stored in one tensor are
-    transposed (None: the shapes tell).
+    ``multimodal``: the "model_type" of a multimodal model, else "". ``transposed``: whether experts that are stored in one
+    tensor are transposed (None: the shapes tell).
     """
 
     def __init__(
@@ -143,12 +148,12 @@ class SafetensorsCheckpoint:
         path: Path,
         files: list[Path],
         quantisation: Quantisation | None = None,
-        seeing: str = "",
+        multimodal: str = "",
         transposed: bool | None = False,
     ) -> None:
         self._path = path
         entries = read_entries(path, files)
-        entries = _of_language(entries) if seeing else entries
+        entries = _of_language(entries) if multimodal else entries
         if isinstance(quantisation, Mlx):
             entries = as_transformers_names(entries)
         self._raw = RawTensors(entries)
@@ -256,12 +261,12 @@ class PickledCheckpoint:
 
     quantisation: Quantisation | None = None
 
-    def __init__(self, path: Path, files: list[Path], allow_pickle: bool, seeing: str = "") -> None:
+    def __init__(self, path: Path, files: list[Path], allow_pickle: bool, multimodal: str = "") -> None:
         self._path = path
         self._tensors: dict[str, Any] = {}
         for file in files:
             self._tensors |= _load_pickled(file, allow_pickle)
-        if seeing:
+        if multimodal:
             self._tensors = _of_language(self._tensors)
         check_plain(self._tensors)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outrider.kernels.program import Format, Program, Tensor, Weight
 from outrider.kernels.quantised import Scheme
-from outrider.kernels.weights import Keeping
+from outrider.kernels.weights import StorageChoice
 from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.config_file import config_path, read_config
@@ -17,7 +17,7 @@ from outrider.workers.models.families import build_program
 from outrider.workers.models.families.latent import BEHIND_EXPERTS, BY_HEADS, CORRECTIONS
 from outrider.workers.models.families.mixtures import FUSED
 from outrider.workers.models.formats.configuration import Compressed
-from outrider.workers.models.formats.keeping import AsItComes, FloatCodes
+from outrider.workers.models.formats.exact_storage import AsInCheckpoint, FloatCodes
 from outrider.workers.models.formats.mlx import Mlx
 from outrider.workers.models.formats.mlx_families import FIRST_HEAD
 from outrider.workers.models.formats.modelopt import ModelOpt
@@ -86,13 +86,13 @@ def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, stat
             f"{path}: the checkpoint comes quantised and has groups of its own; name the precision without a group"
         )
     format = precision.format
-    keeping: Keeping | None = None
+    storage_choice: StorageChoice | None = None
     if quantised and format.integer:
         # Checkpoints that mix schemes: the kernels keep the codes of most, those of fp8 in bf16, and dequantise the others.
         mixed = isinstance(checkpoint.quantisation, Mlx | ModelOpt | Compressed) and checkpoint.quantisation.mixed
-        keeping = AsItComes(checkpoint, format, mixed)
+        storage_choice = AsInCheckpoint(checkpoint, format, mixed)
     elif quantised and format is Format.BF16:
-        keeping = FloatCodes(checkpoint)
+        storage_choice = FloatCodes(checkpoint)
     # Published checkpoints of A.X-K1 lack the router's corrections, for which transformers takes zeros.
     if values.get("model_type") == "axk1" and not any(name.endswith(CORRECTIONS) for name in checkpoint.names):
         values = values | {CORRECTIONS: False}
@@ -100,13 +100,13 @@ def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, stat
         values = values | {BY_HEADS: True}
     if values.get("model_type") == "granitemoehybrid" and "model.layers.0.mlp.gate_proj.weight" in checkpoint.names:
         values = values | {FUSED: False}
-    program = build_program(values, format, precision.group, str(file), keeping, states)
+    program = build_program(values, format, precision.group, str(file), storage_choice, states)
     sources = _sources(program.weights)
     for source in sources:
         checkpoint.check(source)
     if has_untied_head(program, checkpoint):
         program = build_program(
-            values | {"tie_word_embeddings": False}, format, precision.group, str(file), keeping, states
+            values | {"tie_word_embeddings": False}, format, precision.group, str(file), storage_choice, states
         )
         sources = _sources(program.weights)
     if isinstance(checkpoint.quantisation, Mlx) and checkpoint.quantisation.whole_norms:
@@ -121,7 +121,7 @@ def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, stat
     if checkpoint.quantisation is None:
         return CheckpointProgram(program, rounded=rounding(precision))
     counted: tuple[Counter[Scheme], Counter[Scheme]] = Counter(), Counter()
-    apart = keeping.dequantised if isinstance(keeping, AsItComes) else set()
+    apart = storage_choice.dequantised if isinstance(storage_choice, AsInCheckpoint) else set()
     for source in sources:
         if (matrix := checkpoint.matrix(source)) is not None:
             counted[source in apart][matrix.scheme] += 1

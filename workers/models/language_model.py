@@ -13,7 +13,7 @@ from outrider.workers.errors import ModelError
 from outrider.workers.models.headers import quoted
 
 # Multimodal "model_type"s, with that of the language model where ``text_config`` does not name it.
-SEEING = {
+MULTIMODAL = {
     "apertus1p5": "apertus1p5_text",
     "aria": "aria_text",
     "aya_vision": "cohere2",
@@ -125,14 +125,14 @@ NOT_LANGUAGE = (
 )
 
 
-def sees(values: Mapping[str, Any]) -> bool:
+def is_multimodal(values: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a supported multimodal model."""
-    return isinstance(kind := values.get("model_type"), str) and kind in SEEING
+    return isinstance(kind := values.get("model_type"), str) and kind in MULTIMODAL
 
 
 def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The configuration of the language model alone; of a text-only model, the configuration itself."""
-    if not sees(values):
+    if not is_multimodal(values):
         return dict(values)
     if values.get("quantization"):  # MLX's, whose tools for these have layouts of their own
         raise ModelError(
@@ -144,7 +144,7 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
         stated = {key: value for key, value in values.items() if key != "model_type"}
     if not isinstance(stated, dict):
         raise ModelError(f'{source}: "text_config" must be an object, got {quoted(stated)}')
-    kind = str(stated.get("model_type") or SEEING[values["model_type"]])
+    kind = str(stated.get("model_type") or MULTIMODAL[values["model_type"]])
     text = USUAL.get(kind, {}) | {key: value for key, value in stated.items() if key not in OF_PICTURES}
     text["model_type"] = SAME.get(kind, kind)
     if kind == "qwen3_vl_moe_text":
@@ -179,13 +179,13 @@ def language_name(name: str) -> str | None:
     """The tensor's name in a text-only checkpoint; None where it is not the language model's."""
     if name.removeprefix("model.").startswith(NOT_LANGUAGE):
         return None
-    for seeing, alone in PREFIXES:
-        if name.startswith(seeing):
-            return alone + name.removeprefix(seeing)
+    for whole, alone in PREFIXES:
+        if name.startswith(whole):
+            return alone + name.removeprefix(whole)
     return name
 
 
 def spellings(name: str) -> tuple[str, ...]:
     """The names that a tensor or layer of a text-only model may have in multimodal checkpoints."""
-    whole = f"{name}."  # a layer's own name may be a whole prefix
-    return tuple((seeing + whole.removeprefix(alone))[:-1] for seeing, alone in PREFIXES if whole.startswith(alone))
+    dotted = f"{name}."  # a layer's own name may be a whole prefix
+    return tuple((whole + dotted.removeprefix(alone))[:-1] for whole, alone in PREFIXES if dotted.startswith(alone))

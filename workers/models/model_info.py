@@ -181,7 +181,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
     if config.get("is_encoder_decoder") is True and config.get("is_decoder") is not True:
         raise ModelError(f"{source} is of an encoder-decoder model, and outrider runs decoders only")
     _refuse_unread_rope(config, source)
-    # Multimodal models that are not in ``language_model.SEEING`` have the language model's limits in ``text_config``.
+    # Multimodal models that are not in ``language_model.MULTIMODAL`` have the language model's limits in ``text_config``.
     text: Mapping[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     family = config.get("model_type")
     if (head := head_of(config, str(source))) is not None:

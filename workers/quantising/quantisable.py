@@ -11,7 +11,7 @@ from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.families import build_program
 from outrider.workers.models.files import read_json
 from outrider.workers.models.formats.gguf.file import is_gguf
-from outrider.workers.models.language_model import sees
+from outrider.workers.models.language_model import is_multimodal
 from outrider.workers.models.model_info import weight_files
 from outrider.workers.quantising.layers import layers_of, named, weights_of
 
@@ -29,7 +29,7 @@ def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
         raise ModelError(f"{path} is a GGUF file, which is not quantised again; give the checkpoint that it was made from")
     file = path / "config.json"
     values = read_json(file)
-    if sees(values):
+    if is_multimodal(values):
         raise ModelError(f"{path} is multimodal, and cannot be quantised here; --precision w4a8 rounds it on load")
     if values.get("quantization_config"):
         method = dict(values["quantization_config"]).get("quant_method", "unknown")

@@ -7,7 +7,7 @@ from typing import Any
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Format, Program
-from outrider.kernels.weights import Keeping
+from outrider.kernels.weights import StorageChoice
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import (
@@ -188,17 +188,17 @@ def build_program(
     precision: Format,
     group: int = 0,
     source: str = "config.json",
-    keeping: Keeping | None = None,
+    storage_choice: StorageChoice | None = None,
     states: Sequence[int] = (),
 ) -> Program:
     """The program of a config.json's content; a ModelError where the native engine cannot compute that model.
 
-    ``keeping`` decides how the tensors of a quantised checkpoint are stored; without it all follow ``precision``. Passes
-    hand out the inputs of the layers ``states``.
+    ``storage_choice`` decides how the tensors of a quantised checkpoint are stored; without it all follow ``precision``.
+    Passes return the inputs of the layers ``states``.
     """
 
     def begin(vocabulary: int, context: int) -> Builder:
-        return Builder(vocabulary, context, precision, group, keeping, states)
+        return Builder(vocabulary, context, precision, group, storage_choice, states)
 
     if is_head(values):
         raise ModelError(f"{source}: this is a head on another model's hidden states, which can only be a draft (--draft)")

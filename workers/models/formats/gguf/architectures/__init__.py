@@ -24,9 +24,9 @@ from outrider.workers.models.formats.gguf.architectures import (
     mamba,
     mamba2,
     mixtures,
+    multimodal,
     olmo,
     phi,
-    seeing,
     starcoder,
 )
 from outrider.workers.models.formats.gguf.architectures.architecture import Architecture
@@ -59,7 +59,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **lfm2.ARCHITECTURES,
     **mamba.ARCHITECTURES,
     **mamba2.ARCHITECTURES,
-    **seeing.ARCHITECTURES,
+    **multimodal.ARCHITECTURES,
 }
 
 

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from outrider.kernels.program import Codes, Format, Scales, Storage, Tensor
 from outrider.kernels.quantised import SCALE_BITS, Values
 from outrider.kernels.storage import UnknownStorage, storage_for
-from outrider.kernels.weights import Kept
+from outrider.kernels.weights import StoredAs
 from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint import Checkpoint
 from outrider.workers.models.formats.halves import exact
@@ -22,7 +22,7 @@ ONLY_IN_BF16 = (Codes.E4M3, Codes.NF4, Codes.FP4)
 
 
 @dataclass(frozen=True, slots=True)
-class AsItComes:
+class AsInCheckpoint:
     """Codes are kept; ``precision`` only decides how activations are rounded. Plain tensors are kept in their own type.
 
     A matrix whose codes the kernels do not have is refused, or with ``mixed`` dequantised.
@@ -34,11 +34,11 @@ class AsItComes:
     dequantised: set[Tensor] = field(default_factory=set)
     halves: dict[str, bool] = field(default_factory=dict)
 
-    def __call__(self, tensor: Tensor, table: bool) -> Kept:
+    def __call__(self, tensor: Tensor, table: bool) -> StoredAs:
         matrix = self.checkpoint.matrix(tensor)
         if matrix is None:
             self.checkpoint.check(tensor)
-            return Kept({"BF16": Format.BF16, "F16": Format.FP16}.get(self.checkpoint.type_of(tensor), Format.FP32))
+            return StoredAs({"BF16": Format.BF16, "F16": Format.FP16}.get(self.checkpoint.type_of(tensor), Format.FP32))
         try:
             storage, group = _storage_of(matrix)
             if storage.codes in ONLY_IN_BF16:
@@ -48,7 +48,7 @@ class AsItComes:
                 return self._dequantised(tensor, table)
             if table:
                 # An embedding is read row by row, so it is dequantised.
-                return Kept(Format.FP32)
+                return StoredAs(Format.FP32)
             raise ModelError(
                 f'the weight "{tensor.name}" cannot be kept in its own format: {error}; --precision bf16 runs it, '
                 "--precision fp32 without rounding"
@@ -57,11 +57,11 @@ class AsItComes:
             # Scales belong to groups of a row, so a transposed matrix is dequantised, for all heads to the same type.
             if tensor.name not in self.halves:
                 self.halves[tensor.name] = fits_halves(matrix)
-            return Kept(Format.FP16 if self.halves[tensor.name] else Format.FP32)
-        return Kept(self.precision, group, storage, _name(matrix))
+            return StoredAs(Format.FP16 if self.halves[tensor.name] else Format.FP32)
+        return StoredAs(self.precision, group, storage, _name(matrix))
 
-    def _dequantised(self, tensor: Tensor, table: bool) -> Kept:
-        kept = Kept(Format.FP32) if self.precision.fp32 else FloatCodes(self.checkpoint)(tensor, table)
+    def _dequantised(self, tensor: Tensor, table: bool) -> StoredAs:
+        kept = StoredAs(Format.FP32) if self.precision.fp32 else FloatCodes(self.checkpoint)(tensor, table)
         if kept.storage is None:
             self.dequantised.add(tensor)
         return kept
@@ -88,15 +88,15 @@ class FloatCodes:
 
     checkpoint: Checkpoint
 
-    def __call__(self, tensor: Tensor, table: bool) -> Kept:
+    def __call__(self, tensor: Tensor, table: bool) -> StoredAs:
         matrix = None if table else self.checkpoint.matrix(tensor)
         if matrix is None or matrix.scheme.values in (Values.INTEGER, Values.IQ4):
-            return Kept(Format.BF16)
+            return StoredAs(Format.BF16)
         try:
             storage, group = storage_for(matrix.scheme, matrix.shape[1])
         except UnknownStorage:
-            return Kept(Format.BF16)
-        return Kept(Format.BF16, group, storage)
+            return StoredAs(Format.BF16)
+        return StoredAs(Format.BF16, group, storage)
 
 
 def fits_halves(matrix: Matrix) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider.kernels.quantised import QuantisedRows, Scheme, Values
-from outrider.workers.models.formats.keeping import fits_halves
+from outrider.workers.models.formats.exact_storage import fits_halves
 
 GROUP = 32
 

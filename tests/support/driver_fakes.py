@@ -57,7 +57,7 @@ class Future:
         self.answer, self.ready = answer, ready
 
 
-class World:
+class FakeReplicas:
     """What the replicas do: a target dies of the rows ``poison`` and refuses the rows ``refused``."""
 
     def __init__(self) -> None:
@@ -77,8 +77,8 @@ class World:
 
 
 class FakeReplica:
-    def __init__(self, number: int, plan: ReplicaPlan, world: World) -> None:
-        self.number, self.plan, self.world = number, plan, world
+    def __init__(self, number: int, plan: ReplicaPlan, fakes: FakeReplicas) -> None:
+        self.number, self.plan, self.fakes = number, plan, fakes
         self.report: WorkerReport | None = None
         self.pending: dict[Any, Call] = {}
         self.rows: deque[Row] = deque()
@@ -88,20 +88,20 @@ class FakeReplica:
         self.unsent: frozenset[int] = frozenset()
 
     def start(self) -> None:
-        self.world.starts.append(self.number)
+        self.fakes.starts.append(self.number)
         self.report = None
         self.rounds = 0
-        if self.number in self.world.dies_at_start:
-            self._promise(Call.LOAD_TARGET, self.world.dies_at_start[self.number])
-        elif self.number not in self.world.never_up:
+        if self.number in self.fakes.dies_at_start:
+            self._promise(Call.LOAD_TARGET, self.fakes.dies_at_start[self.number])
+        elif self.number not in self.fakes.never_up:
             self._promise(Call.LOAD_TARGET, REPORT)
         else:
             self.pending[Future(lambda: None, ready=False)] = Call.LOAD_TARGET
         self.start_draft()
 
     def start_draft(self) -> None:
-        if self.world.draft_deaths:
-            self.world.draft_deaths -= 1
+        if self.fakes.draft_deaths:
+            self.fakes.draft_deaths -= 1
             self._promise(Call.WATCH_DRAFT, RayActorError())
 
     def _promise(self, call: Call, value: Any) -> None:
@@ -125,22 +125,22 @@ class FakeReplica:
             self.pending[Future(self._harvest)] = Call.HARVEST
 
     def cancel(self, keys: Sequence[int]) -> None:
-        self.world.cancelled.extend(keys)
+        self.fakes.cancelled.extend(keys)
         self.rows = deque(row for row in self.rows if row.key not in keys)
 
     def _harvest(self) -> Any:
-        self.world.after_harvest()
-        if len(self.rows) > self.world.fits:
+        self.fakes.after_harvest()
+        if len(self.rows) > self.fakes.fits:
             return OutOfMemoryError("1.2GB")
-        free = [row for row in self.rows if (self.number, row.key // MOST_SAMPLES) not in self.world.hangs_on]
+        free = [row for row in self.rows if (self.number, row.key // MOST_SAMPLES) not in self.fakes.hangs_on]
         some = free[:2]
         self.rows = deque(row for row in self.rows if row not in some)
-        if any(row.key // MOST_SAMPLES in self.world.poison for row in some):
+        if any(row.key // MOST_SAMPLES in self.fakes.poison for row in some):
             return RayActorError()
         self.rounds += len(some)
         ended = tuple(
             RowFailure(row.key, "cannot be")
-            if row.key // MOST_SAMPLES in self.world.refused
+            if row.key // MOST_SAMPLES in self.fakes.refused
             else RowResult(row.key, (1, 2), f"text {row.sampling.sample}", "stop", 1, 3, 2, 0.1)
             for row in some
         )
@@ -161,7 +161,7 @@ class FakeReplica:
 
     def submit(self, rows: Sequence[Row]) -> None:
         self.rows.extend(rows)
-        self.world.submitted.extend(row.key // MOST_SAMPLES for row in rows)
+        self.fakes.submitted.extend(row.key // MOST_SAMPLES for row in rows)
 
     def stop(self) -> None:
         self.report = None
@@ -171,9 +171,9 @@ class FakeReplica:
         self.stopped += 1
 
 
-def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
+def install_fakes(monkeypatch: pytest.MonkeyPatch) -> FakeReplicas:
     """Replaces the replicas and Ray in the driver's module by fakes."""
-    made = World()
+    made = FakeReplicas()
     monkeypatch.setattr(module, "Replica", lambda number, plan: FakeReplica(number, plan, made))
 
     turns = count()

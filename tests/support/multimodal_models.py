@@ -21,7 +21,7 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_EYES: dict[str, Any] = {
+_VISION: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 1,
@@ -29,7 +29,7 @@ _EYES: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
-_QWEN_EYES: dict[str, Any] = {
+_QWEN_VISION: dict[str, Any] = {
     "depth": 1,
     "embed_dim": 32,
     "hidden_size": 64,
@@ -53,13 +53,13 @@ _DELTA = {
 }
 
 
-def _seeing(language: dict[str, Any], eyes: dict[str, Any] = _EYES, **more: Any) -> dict[str, Any]:
-    return {"text_config": _SIZES | language, "vision_config": eyes, **more}
+def _multimodal(language: dict[str, Any], vision: dict[str, Any] = _VISION, **more: Any) -> dict[str, Any]:
+    return {"text_config": _SIZES | language, "vision_config": vision, **more}
 
 
 def _qwen(language: dict[str, Any] | None = None, **rope: Any) -> dict[str, Any]:
     three = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6}
-    return _seeing({"rope_parameters": three | rope} | (language or {}), _QWEN_EYES)
+    return _multimodal({"rope_parameters": three | rope} | (language or {}), _QWEN_VISION)
 
 
 _WINDOWS = {"sliding_window": 16, "sliding_window_pattern": 2}
@@ -86,21 +86,21 @@ _SOUND: dict[str, Any] = {
 }
 
 KINDS: dict[str, dict[str, Any]] = {
-    "apertus1p5": _seeing(
+    "apertus1p5": _multimodal(
         {"output_vocab_size": 480},
         _PICTURES,
         audio_config=_SOUND,
         image_token_offset=480,
         audio_token_offset=496,
     ),
-    "aria": _seeing(
+    "aria": _multimodal(
         {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1, "pad_token_id": 0},
-        _EYES | {"model_type": "idefics3_vision"},
+        _VISION | {"model_type": "idefics3_vision"},
         projector_patch_to_query_dict={4: 2},
     ),
-    "aya_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
-    "cohere2_vision": _seeing({"model_type": "cohere2"} | _WINDOWS, _EYES | {"model_type": "siglip_vision_model"}),
-    "cohere_compass": _seeing(
+    "aya_vision": _multimodal({"model_type": "cohere2"} | _WINDOWS, _VISION | {"model_type": "siglip_vision_model"}),
+    "cohere2_vision": _multimodal({"model_type": "cohere2"} | _WINDOWS, _VISION | {"model_type": "siglip_vision_model"}),
+    "cohere_compass": _multimodal(
         {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "logit_scale": 0.25}
         | {
             "rope_parameters": {
@@ -108,60 +108,60 @@ KINDS: dict[str, dict[str, Any]] = {
                 "sliding_attention": {"rope_theta": 1e4, "mrope_section": [2, 3, 3]},
             }
         },
-        _QWEN_EYES,
+        _QWEN_VISION,
     ),
-    "exaone4_5": _seeing({"model_type": "exaone4"} | _WINDOWS, _QWEN_EYES | {"num_key_value_heads": 2}),
-    "gemma3": _seeing({"sliding_window": 16}, mm_tokens_per_image=4),
-    "gemma4": _seeing(
+    "exaone4_5": _multimodal({"model_type": "exaone4"} | _WINDOWS, _QWEN_VISION | {"num_key_value_heads": 2}),
+    "gemma3": _multimodal({"sliding_window": 16}, mm_tokens_per_image=4),
+    "gemma4": _multimodal(
         {"global_head_dim": 24, "num_kv_shared_layers": 2, "num_hidden_layers": 4, "hidden_size_per_layer_input": 8}
         | {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16}
         | {"vocab_size_per_layer_input": VOCABULARY},
-        _EYES | {"num_key_value_heads": 2, "head_dim": 16},
+        _VISION | {"num_key_value_heads": 2, "head_dim": 16},
     ),
-    "gemma4_unified": _seeing(
+    "gemma4_unified": _multimodal(
         {"global_head_dim": 24, "attention_k_eq_v": True, "sliding_window": 16, "use_bidirectional_attention": "vision"},
     ),
-    "idefics3": _seeing({"model_type": "llama"}, _EYES | {"model_type": "idefics3_vision"}),
-    "internvl": _seeing(
-        {"model_type": "qwen2"}, _EYES | {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]}
+    "idefics3": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "idefics3_vision"}),
+    "internvl": _multimodal(
+        {"model_type": "qwen2"}, _VISION | {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]}
     ),
-    "lfm2_vl": _seeing(
+    "lfm2_vl": _multimodal(
         {
             "model_type": "lfm2",
             "layer_types": ["conv", "full_attention"],
             "conv_L_cache": 3,
             "block_auto_adjust_ff_dim": False,
         },
-        _EYES | {"model_type": "siglip2_vision_model", "num_patches": 4},
+        _VISION | {"model_type": "siglip2_vision_model", "num_patches": 4},
     ),
-    "lfm3_vl": _seeing(
+    "lfm3_vl": _multimodal(
         {"layer_types": ["conv", "sliding_attention", "full_attention"], "num_hidden_layers": 3, "sliding_window": 16}
         | {"pad_token_id": 0},
         {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
         | {"num_key_value_heads": 1, "patch_size": 4},
         projector_hidden_size=32,
     ),
-    "llama4": _seeing(
+    "llama4": _multimodal(
         {"num_local_experts": 4, "num_hidden_layers": 4, "intermediate_size_mlp": 80, "attention_chunk_size": 8},
-        _EYES | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+        _VISION | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
     ),
-    "llava": _seeing({"model_type": "llama"}, _EYES | {"model_type": "clip_vision_model"}),
-    "llava_next": _seeing({"model_type": "mistral"}, _EYES | {"model_type": "clip_vision_model"}),
-    "llava_onevision": _seeing({"model_type": "qwen2"}, _EYES | {"model_type": "siglip_vision_model"}),
-    "mistral3": _seeing({"model_type": "mistral"}, _EYES | {"model_type": "pixtral"}),
+    "llava": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}),
+    "llava_next": _multimodal({"model_type": "mistral"}, _VISION | {"model_type": "clip_vision_model"}),
+    "llava_onevision": _multimodal({"model_type": "qwen2"}, _VISION | {"model_type": "siglip_vision_model"}),
+    "mistral3": _multimodal({"model_type": "mistral"}, _VISION | {"model_type": "pixtral"}),
     "qwen2_5_vl": _qwen(),
     "qwen2_vl": _qwen(),
-    "qwen3_5": _seeing(_DELTA, _QWEN_EYES),
-    "qwen3_5_moe": _seeing(
+    "qwen3_5": _multimodal(_DELTA, _QWEN_VISION),
+    "qwen3_5_moe": _multimodal(
         _DELTA
         | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
-        _QWEN_EYES,
+        _QWEN_VISION,
     ),
     "qwen3_vl": _qwen(mrope_interleaved=True),
     "qwen3_vl_moe": _qwen(
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}, mrope_interleaved=True
     ),
-    "smolvlm": _seeing({"model_type": "llama"}, _EYES | {"model_type": "smolvlm_vision"}),
+    "smolvlm": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "smolvlm_vision"}),
 }
 
 
@@ -169,14 +169,14 @@ def _with(settings: dict[str, Any], language: dict[str, Any] | None) -> dict[str
     return settings | {"text_config": settings["text_config"] | language} if language else settings
 
 
-def seeing_model(kind: str, seed: int = 0, language: dict[str, Any] | None = None) -> PreTrainedModel:
+def multimodal_model(kind: str, seed: int = 0, language: dict[str, Any] | None = None) -> PreTrainedModel:
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **_with(KINDS[kind], language))
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     return model
 
 
-def save_seeing(kind: str, path: Path, seed: int = 0, language: dict[str, Any] | None = None) -> Path:
+def save_multimodal(kind: str, path: Path, seed: int = 0, language: dict[str, Any] | None = None) -> Path:
     """``language``: changed keys of its language model's configuration."""
-    seeing_model(kind, seed, language).save_pretrained(path)
+    multimodal_model(kind, seed, language).save_pretrained(path)
     return path

@@ -182,7 +182,7 @@ class QuickServer(uvicorn.Server):
             await asyncio.sleep(0.01)
 
 
-class World:
+class FakeServer:
     """A server on a data folder. Several in sequence on one folder are a server that was killed and started again."""
 
     def __init__(
