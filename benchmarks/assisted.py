@@ -66,7 +66,7 @@ def tokens_a_round(lengths: Sequence[int], runners_up: int) -> float:
 
 
 def chance_given_earlier(lengths: Sequence[int], candidates: int) -> float:
-    """The share of candidates that were accepted when all before them were, in rounds of so many candidates."""
+    """The share of candidates that were accepted when all before them were, in rounds of this many candidates."""
     held = sum(length * count for length, count in enumerate(lengths))
     tried = sum(min(length + 1, candidates) * count for length, count in enumerate(lengths))
     return held / tried if tried else 0.0
@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("--draft-precision", default="w4a8")
     parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
     parser.add_argument("--remembered", action="store_true", help="find the layout out in a job that does not count")
-    parser.add_argument("--after", type=int, help="also the speed after so many tokens of each row; needs --batch 1")
+    parser.add_argument("--after", type=int, help="also the speed after this many tokens of each row; needs --batch 1")
     parser.add_argument("--work", type=Path, help="keep the jobs here")
     parser.add_argument("options", nargs="*", help="more options for the assisted jobs, after --")
     asked = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A job over four raylets on this machine, of which one is killed and replaced every so many seconds.
+"""A job over four raylets on this machine, of which one is killed and replaced every few seconds.
 
     python benchmarks/churn.py --rows 5000 --every 15
 

@@ -5,7 +5,7 @@
 A draft is a model that proposes token by token, a parallel one, a head, one of the words `suffix` and `lookup`, or a model
 with a word, as in DIR+suffix; bundled ones go by their names. Of DIR:fixed (DIR:fixed+suffix) the guesses stay the model's
 own, others learn in the course of each turn; DIR:whole reads texts whole, others as much of them as pays; DIR:2048 scores
-so many tokens of its vocabulary, DIR:0 all, others as many as the program takes by itself. All are in this
+this many tokens of its vocabulary, DIR:0 all, others as many as the program takes by itself. All are in this
 process on the same threads, one after the other, so the way between processes is left out. The same rows are written
 plainly and with each draft, for each of --draft-tokens (`auto`: each round chooses); every second turn goes the other way
 round. Tokens a second are those of rounds with a full batch in which no prompt is read, and held to what the cost curves
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--rows", type=int, default=4, help="in a turn, for each place in the batch")
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--prompt-tokens", type=int, help="of longer prompts the first so many, and no shorter ones")
+    parser.add_argument("--prompt-tokens", type=int, help="cut prompts to this many tokens, and leave out shorter ones")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0], help="of rows, in turn")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

@@ -53,7 +53,7 @@ class AnyPlace(ActorPlan):
 
 
 class Instant:
-    """A fake verifier: a round takes so many seconds and ends all rows of the batch."""
+    """A fake verifier: a round takes this many seconds and ends all rows of the batch."""
 
     def __init__(self, batch: int, tokens: int, seconds: float) -> None:
         self.statistics = TargetStatistics()
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--seconds", type=float, default=0.0, help="that a batch takes")
-    parser.add_argument("--profile", type=int, default=0, help="show so many functions of the driver")
+    parser.add_argument("--profile", type=int, default=0, help="show this many functions of the driver")
     given = parser.parse_args()
 
     with tempfile.TemporaryDirectory(dir=".") as directory, cluster.local_ray(2, {}) as lost:

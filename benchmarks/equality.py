@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--draft", help="for the cases that name none: a draft for another model")
     parser.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines with a prompt each")
-    parser.add_argument("--pieces", type=int, help="cut prompts into pieces of so many characters: more texts")
+    parser.add_argument("--pieces", type=int, help="cut prompts into pieces of this many characters: more texts")
     parser.add_argument("--cases", default=",".join(names), help=f"some of: {', '.join(names)}")
     parser.add_argument("--killed-every", type=int, default=2000, help="rows between two deaths")
     parser.add_argument("--work", type=Path, help="keep the jobs here, and go on with those that are there")

@@ -165,7 +165,7 @@ def experts_bytes(engine: NativeEngine) -> int:
 
 
 def needed_bytes(engine: NativeEngine, timing: Timing, tokens: int) -> float:
-    """The bytes that a pass over so many tokens must read; of the experts only those that were chosen count."""
+    """The bytes that a pass over this many tokens must read; of the experts only those that were chosen count."""
     if engine.mixture is None:
         return matrix_bytes(engine)
     experts, every = experts_bytes(engine), sum(router.experts for router in engine.mixture.routers)

@@ -49,7 +49,7 @@ def prompts_of(files: Sequence[Path]) -> list[str]:
 
 
 def rows_of(prompts: Sequence[str], count: int, temperatures: Sequence[float] = (0.0,)) -> Iterator[dict[str, Any]]:
-    """So many rows with prompts and temperatures in turn. Repeated prompts have different ids, and so different seeds."""
+    """This many rows with prompts and temperatures in turn. Repeated prompts have different ids, and so different seeds."""
     for number, (prompt, temperature) in enumerate(islice(zip(cycle(prompts), cycle(temperatures), strict=False), count)):
         yield {"id": f"row-{number}", "prompt": prompt, "temperature": temperature}
 

@@ -24,7 +24,7 @@ WRITES = 50
 
 
 def seconds_a_write(folder: Path, rows: int, tokens: int) -> tuple[float, float]:
-    """(CPU seconds, elapsed seconds) of a write for ``rows`` rows with so many new tokens each."""
+    """(CPU seconds, elapsed seconds) of a write for ``rows`` rows with this many new tokens each."""
     with tempfile.TemporaryDirectory(dir=folder) as job:
         journal = Journal(Path(job) / "job.db")
         fill(journal, rows)

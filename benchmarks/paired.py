@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 600.0
 MODES = ("plain", "assisted")
-# The layout is chosen during at most so many warm-up batches, which do not count.
+# The layout is chosen during at most this many warm-up batches, which do not count.
 MOST_WARM_UPS = 20
 
 

@@ -8,7 +8,7 @@ candidates hold where a model that writes these answers would take them.
 
 What does not depend on who else is at work: tokens a round, passes, and *times by costs*, the time in decoding by what
 each pass should take, as the costs measured at the start have it. With `--costs 1:1,16:1.4,64:3.4` there is no model:
-a pass over so many tokens takes so long (linear between), `--shape` is not looked at, and seconds mean nothing.
+a pass over this many tokens takes so long (linear between), `--shape` is not looked at, and seconds mean nothing.
 
 * extraction: a prompt has two records in prose, an answer says them as JSON.
 * edit: a prompt is a function of Python's standard library; the answer is that function with a name changed.

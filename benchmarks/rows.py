@@ -73,13 +73,13 @@ def weights_multiplied(engine: NativeEngine, formats: set[Format]) -> int:
 
 
 def attention_macs(engine: NativeEngine, tokens: int) -> int:
-    """Multiply-accumulates of one query token's scores over so many tokens; the weighted sum of values takes as many."""
+    """Multiply-accumulates of one query token's scores over this many tokens; the weighted sum of values takes as many."""
     ops = [op for op in engine.model.program.ops if op.kind is Kind.ATTENTION]
     return tokens * sum(op.heads * op.head_size for op in ops)
 
 
 def attention_seconds(engine: NativeEngine, at: Yardsticks, tokens: int) -> float:
-    """Seconds times 1e9 of attention of one query token over so many tokens. Scores over 8-bit keys are int8 products."""
+    """Seconds times 1e9 of attention of one query token over this many tokens. Scores over 8-bit keys are int8 products."""
     macs = attention_macs(engine, tokens)
     scores = macs / at.int8 if engine.model.program.cache is Cache.INT8 else 2 * macs / at.gflops
     return scores + 2 * macs / at.gflops

@@ -309,8 +309,8 @@ class Builder:
         """Causal attention over the row's KV cache, in which the keys and values are stored. Each call has a cache of its
         own; calls with the same key and value share one.
 
-        A head's values may be of another size than its keys. With a ``window`` a token attends to the last so many tokens,
-        its own included, with a ``chunk`` to those of its own chunk of so many.
+        A head's values may be of another size than its keys. A token attends to the last ``window`` tokens, itself
+        included, or with ``chunk`` to those of its chunk of that many tokens.
 
         ``cap`` (0: none) is the soft cap of scores; ``sinks`` are the scores of an attention sink for each head.
         ``slopes`` are ALiBi's: slope * (the key's position - the query's) is added to a scaled score. ``bf16_biases``:

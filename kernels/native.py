@@ -179,7 +179,7 @@ class NativeModel:
         check(load().outrider_engine_threads(self._engine, len(cores), core_array))
 
     def reserve(self, tokens: int, selected: int, cache_tokens: int) -> None:
-        """Take memory now for passes of so many tokens and choices, and for so many tokens of cache (2 GB at most)."""
+        """Take memory now for passes of this many tokens and choices, and for this many tokens of cache (2 GB at most)."""
         check(load().outrider_engine_reserve(self._engine, tokens, selected, cache_tokens))
 
     def open(self, sampling: SamplingValues | None = None, prompt: int = 0) -> int:

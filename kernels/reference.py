@@ -37,7 +37,7 @@ from outrider.kernels.program import (
 )
 
 Array = NDArray[np.float64]
-# With an int8 cache so many attention weights are rounded together.
+# With an int8 cache this many attention weights are rounded together.
 CHUNK = 256
 
 

@@ -1,6 +1,6 @@
-"""Jobs on this machine of which every process there is gets killed, again and again, until so many have died.
+"""Jobs on this machine of which every process there is gets killed, again and again, until this many have died.
 
-    nice -n 19 python stress/kills.py --until 200            # so many more deaths; adds to stress/killed.json
+    nice -n 19 python stress/kills.py --until 200            # this many more deaths; adds to stress/killed.json
 
 A job is ``outrider run`` on the pocket pair, in several configurations. Its driver, the helper that knows tokenizers, Ray's
 servers and agents, targets and drafts are killed (SIGKILL) one at a time, a few at a time or all at once, while they load
@@ -46,7 +46,7 @@ STANDSTILL_SECONDS = 240.0
 GONE_SECONDS = 240.0
 # One that is stopped for longer counts as dead in places (a draft's answer, a lease), which is slow and not wrong.
 LONGEST_STOP = 5.0
-# So many runs of a job may end with an error and without a row in between; after each, some process of theirs was killed.
+# This many runs of a job may end with an error and without a row in between; after each, some process of theirs was killed.
 MOST_IDLE_ERRORS = 6
 # A row that has seen two targets die is tried alone, and a third death would be held against it: that would be no bug.
 MOST_ATTEMPTS_TO_KILL = 1
@@ -416,10 +416,10 @@ class Undisturbed:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--until", type=int, default=200, help="end when so many more processes have died")
+    parser.add_argument("--until", type=int, default=200, help="end when this many more processes have died")
     parser.add_argument("--count-file", type=Path, default=COUNT_FILE)
     parser.add_argument("--rows", type=int, default=2500, help="rows of a job")
-    parser.add_argument("--deaths-a-job", type=int, default=60, help="a job is left in peace after so many")
+    parser.add_argument("--deaths-a-job", type=int, default=60, help="a job is left in peace after this many")
     parser.add_argument("--seed", type=int, default=None, help="[default: the count so far]")
     names = [each.name for each in CONFIGURATIONS]
     parser.add_argument("--only", choices=names, nargs="+", default=names, metavar="CONFIGURATION", help="[all, in turn]")

@@ -140,7 +140,7 @@ def peak_mib() -> float:
 
 
 def one_size(folder: Path, rows: int, form: str) -> None:
-    """The whole way of so many rows, in this process."""
+    """The whole way of this many rows, in this process."""
     source, directory = folder / f"in.{form}", folder / "job"
     subprocess.run([sys.executable, "-c", MAKE, str(source), str(rows), form], check=True)
     told: dict[str, Any] = {"rows": rows, "input": form, "at the start": peak_mib()}

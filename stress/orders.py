@@ -1,6 +1,6 @@
 """The real driver in thousands of worlds of chance (tests/support/orders.py), each decided by its seed, on their own clock.
 
-python stress/orders.py --seeds 0:10000      # so many of them; stops at the first that breaks a rule, with its log
+python stress/orders.py --seeds 0:10000      # this many of them; stops at the first that breaks a rule, with its log
 python stress/orders.py --seeds 260          # one of them again, with all that happened in it
 """
 

@@ -81,7 +81,7 @@ def peak_mb(pid: int) -> float:
 
 
 def through(client: openai.OpenAI, folder: Path, rows: int, pid: int) -> float:
-    """So many rows there and back; the server's peak of memory after it."""
+    """This many rows there and back; the server's peak of memory after it."""
     path = folder / "rows.jsonl"
     with path.open("w") as stream:
         stream.writelines(line(f"row {number}") for number in range(rows))

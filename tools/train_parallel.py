@@ -42,7 +42,7 @@ from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import LONGEST_ROW, read_model_info
 from outrider.workers.models.tokenizer import check_pair
 
-# The masks of the longest blocks: a pass with so many masks proposes one candidate more.
+# The masks of the longest blocks: a pass with this many masks proposes one candidate more.
 MOST_MASKS = 11
 # The share of blocks with at least d + 1 masks is max(KEPT_SHARE^d, LEAST_SHARE).
 KEPT_SHARE, LEAST_SHARE = 0.7, 0.1

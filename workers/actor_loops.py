@@ -167,7 +167,7 @@ class DraftLoop:
                         self._timeline.add("draft ahead", started, time.perf_counter())
 
     def trace(self, seconds: float) -> Trace:
-        """The slices of the timeline after waiting so many seconds."""
+        """The slices of the timeline after waiting this many seconds."""
         if self._timeline is None:
             return Trace()
         time.sleep(seconds)

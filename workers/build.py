@@ -70,7 +70,7 @@ class Draft:
 
 
 def open_unchanged(spec: ModelSpec, rows: int) -> OpenModel:
-    """The model, with memory for so many rows. Refused where the digest of its files differs from that of the spec."""
+    """The model, with memory for this many rows. Refused where the digest of its files differs from that of the spec."""
     check_unchanged(spec.path, spec.digest)
     model = open_model(spec)
     if model.reserve is not None:

@@ -32,7 +32,7 @@ SUFFIX = ".unfinished"
 EMBEDDINGS = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "embed_in", "word_embeddings", "embeddings"))
 # Families that store the transpose of a linear layer's matrix: [inputs, outputs] (transformers' Conv1D).
 TRANSPOSED = ("gpt2", "openai-gpt")
-# So many rows of a matrix are merged at a time.
+# This many rows of a matrix are merged at a time.
 ROWS = 1024
 Say = Callable[[str], None]
 

@@ -9,7 +9,7 @@ from outrider.kernels.program import SMALLEST_ASYMMETRIC_GROUP, Format
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How matrices are stored. ``group`` is the quantisation group: so many channels share a scale (0: the format's
+    """How matrices are stored. ``group`` is the quantisation group: this many channels share a scale (0: the format's
     own)."""
 
     format: Format

@@ -25,7 +25,7 @@ PRIOR_WEIGHT = 4.0
 # The factor by which each later candidate reduces the weight of earlier ones (an exponential moving average), so that a row
 # which changes its subject is noticed within a few dozen candidates.
 DECAY = 0.97
-# A round counts for so many candidates at most.
+# A round counts for this many candidates at most.
 MOST_WEIGHT = 4
 # The same for statistics over all rows, which change more slowly.
 SLOW_DECAY = 0.995
@@ -34,7 +34,7 @@ SLOW_DECAY = 0.995
 FORECAST_PRIOR = 64.0
 FORECAST_DECAY = 0.998
 FORECAST_DECAY_ELSEWHERE = 0.9999
-# An upper confidence bound is so many standard deviations above what was seen.
+# An upper confidence bound is this many standard deviations above what was seen.
 BOUND_DEVIATIONS = 2.0
 # The counts of a position are halved when they reach this, so that they follow a job whose text changes.
 MOST_OBSERVATIONS = 1024.0
@@ -88,7 +88,7 @@ class Survival:
         self._row_rounds = 0
 
     def observe_runners_up(self, row_rounds: int, accepted: int) -> None:
-        """So many rows had candidates in a round, and all of them together so many accepted runners-up."""
+        """Count a round in which ``row_rounds`` rows had candidates, and ``accepted`` runners-up were accepted."""
         self._row_rounds += row_rounds
         self._runners_up += accepted
 
@@ -147,13 +147,13 @@ class DraftCost:
     rows: int | None = None
 
     def seconds(self, count: int) -> float:
-        """Of the draft's own passes, for so many candidates of each row."""
+        """Seconds of the draft's passes for this many candidates of each row."""
         if count and self.one_pass:
             return self.one_pass[min(count, len(self.one_pass)) - 1]
         return count * self.step
 
     def of_rows(self, rows: int, pass_seconds: Callable[[int], float]) -> DraftCost:
-        """The cost for so many rows: measured with fewer, a step is scaled as passes of the target grow between the two."""
+        """With fewer rows measured, a step costs step * pass_seconds(rows) / pass_seconds(self.rows)."""
         if not self.rows or self.rows >= rows:
             return self
         more = pass_seconds(rows) / pass_seconds(self.rows)
@@ -287,7 +287,7 @@ class RunnerUpGains:
         return self._accepted / self._row_rounds
 
     def observe(self, row_rounds: int, tried: int, accepted: int) -> None:
-        """So many rows had candidates in a round, and all of them together so many runners-up."""
+        """Count a round: ``row_rounds`` rows had candidates, and of ``tried`` runners-up ``accepted`` were accepted."""
         faded = SLOW_DECAY**row_rounds
         self._row_rounds = self._row_rounds * faded + row_rounds
         self._tried = self._tried * faded + tried

@@ -64,7 +64,7 @@ def submit_command(
 
 def logs_command(
     job: Job,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Show what is added, too, until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on showing the log until the job ends.")] = False,
     address: Address = None,
 ) -> None:
     """Print the log of a job on a cluster; with --follow the exit code is the job's."""

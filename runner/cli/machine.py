@@ -141,7 +141,7 @@ def _asked_by_run(spec: TopologySpec, cores: int) -> tuple[ModelSizes, Placement
 
 
 def doctor_command(json_: Annotated[bool, typer.Option("--json", help="Print as JSON, for programs.")] = False) -> None:
-    """Say what of this machine is set up well, what could be better, what is wrong, and the command that mends it."""
+    """Check this machine's setup: what is well, what could be better, what is wrong, and the command that mends it."""
     from outrider.runner.hosts.doctor import WRONG, examine
 
     checks = examine()

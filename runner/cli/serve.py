@@ -11,7 +11,7 @@ from outrider.runner.cli.arguments import Config, with_options, words
 
 
 def serve_command() -> Callable[..., None]:
-    """Serve OpenAI's files and batches over HTTP, and single requests; after a restart what was not done goes on."""
+    """Serve OpenAI's files, batches and single requests over HTTP; a restarted server goes on with its batches."""
     from outrider.runner.options.serve import ServeSpec
 
     return with_options(ServeSpec, _serve)

@@ -53,7 +53,7 @@ def warn_of_open_folders(ray_nodes: Sequence[RayNode], say: Callable[[str], None
 class ClusterHosts:
     """The ``Hosts`` of a driver on a cluster. ``models``: by name, the model's directory and digest on the driver's host.
 
-    ``request_for_cores`` makes the placement request for a host of so many cores (the layout may depend on them).
+    ``request_for_cores`` makes the placement request for a host of this many cores (the layout may depend on them).
     """
 
     def __init__(

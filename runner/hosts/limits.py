@@ -41,7 +41,7 @@ LEAST = (
 
 
 def check_limits(actors: int = 1) -> None:
-    """Refuse limits that are too small for a job with so many ``actors``.
+    """Refuse limits that are too small for a job with this many ``actors``.
 
     With too few threads actors die as they start, without a message.
     """

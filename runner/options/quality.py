@@ -59,7 +59,7 @@ class ScoreSpec(ComputedModel, UnitOptions, WaitingOptions):
         ),
     ] = None
     most_tokens: Annotated[
-        int | None, Field(ge=1), Option(help="Stop after so many scored tokens [default: score all].", decides_text=False)
+        int | None, Field(ge=1), Option(help="Stop after this many scored tokens [default: score all].", decides_text=False)
     ] = None
 
 
@@ -123,7 +123,7 @@ class MergeSpec(OptionModel):
     model: Annotated[
         Name | None,
         Option(
-            help="The model that it is merged into [default: the one that it names].",
+            help="The model to merge it into [default: the one that the adapter names].",
             decides_text=False,
             spellings=("-m",),
             metavar="MODEL",

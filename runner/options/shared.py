@@ -36,7 +36,7 @@ ASSISTED = Switch(
 DO_SAMPLE = Switch(
     "do_sample",
     ("--do-sample", "--do_sample"),
-    "Temperature 1, where --temperature is not given.",
+    "Temperature 1, unless --temperature is given.",
     default=False,
     value=1.0,
 )
@@ -79,7 +79,7 @@ class EngineOptions(OptionModel):
     cache_precision: Annotated[
         CachePrecision,
         Option(
-            help="int8: target's keys and values in 8 bits (native engine), half the bytes, other texts; auto: 16 or 32.",
+            help="Target's KV cache: int8 (native engine) halves its bytes and changes texts; auto: 16 bits, fp32: 32.",
             decides_text=True,
         ),
     ] = "auto"
@@ -87,7 +87,7 @@ class EngineOptions(OptionModel):
     fast_attention: Annotated[
         bool,
         Option(
-            help="--no-fast-attention: eager attention, on the hf engine.",
+            help="Fused attention on the hf engine; --no-fast-attention: eager.",
             decides_text=False,
             spellings=("--fast_attention",),
         ),
@@ -111,30 +111,42 @@ class StartOptions(OptionModel):
 
 
 class SamplingOptions(OptionModel):
-    """Sampling"""
+    """Sampling, where a row does not say"""
 
     temperature: Annotated[
         float,
         Field(ge=0.0, le=100.0),
-        Option(help="0 is greedy; a row's own value replaces it.", decides_text=True, switches=(DO_SAMPLE,)),
+        Option(help="Temperature; 0 is greedy.", decides_text=True, switches=(DO_SAMPLE,)),
     ] = 0.0
     top_p: Annotated[
         float,
         Field(gt=0.0, le=1.0),
-        Option(help="1 is off; a row's own value replaces it.", decides_text=True, spellings=("--top_p",)),
+        Option(
+            help="Sample from the most probable tokens that reach this probability together; 1: from all.",
+            decides_text=True,
+            spellings=("--top_p",),
+        ),
     ] = 1.0
     top_k: Annotated[
         int,
         Field(ge=-1),
-        Option(help="0 or -1 is off; a row's own value replaces it.", decides_text=True, spellings=("--top_k",)),
+        Option(
+            help="Sample from this many most probable tokens; 0 or -1: from all.",
+            decides_text=True,
+            spellings=("--top_k",),
+        ),
     ] = 0
     min_p: Annotated[
-        float, Field(ge=0.0, le=1.0), Option(help="0 is off; a row's own value replaces it.", decides_text=True)
+        float,
+        Field(ge=0.0, le=1.0),
+        Option(
+            help="Sample from tokens of at least this share of the best one's probability; 0: from all.", decides_text=True
+        ),
     ] = 0.0
     seed: Annotated[
         int,
         Field(ge=0, lt=1 << 63),
-        Option(help="Rows that have no seed of their own derive one from it.", decides_text=True),
+        Option(help="The job's seed, from which a row's seed is derived.", decides_text=True),
     ] = 0
 
 
@@ -170,7 +182,7 @@ class SpeculationOptions(OptionModel):
         float,
         Field(ge=0.0, lt=1.0),
         Option(
-            help="End a row's candidates before one whose estimated chance of being accepted is below this (0: never).",
+            help="End a row's candidates before the first whose estimated chance of acceptance is below this; 0: never.",
             decides_text=False,
         ),
     ] = 0.0
@@ -184,8 +196,8 @@ class SpeculationOptions(OptionModel):
     draft_shortlist: Annotated[
         Shortlist,
         Option(
-            help="Most tokens for which the draft computes logits, those of the job's texts; 0: its whole vocabulary; "
-            "auto: a quarter of a large one.",
+            help="Compute the draft's logits of this many tokens only, those of the job's texts; 0: of all; "
+            "auto: of a quarter of a large vocabulary.",
             decides_text=False,
         ),
     ] = "auto"
@@ -260,7 +272,7 @@ class PlacementOptions(OptionModel):
         int | None,
         Field(ge=1),
         Option(
-            help="Cores of the draft's own, which splits the layout [default of split: one core in eight].",
+            help="Cores for the draft alone (--layout split) [default: with split, one core in eight].",
             decides_text=False,
         ),
     ] = None

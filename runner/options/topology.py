@@ -71,7 +71,7 @@ class TopologySpec(UnitOptions, PlacementOptions):
     draft_kv_bytes: Annotated[
         int | None,
         Field(ge=0),
-        Option(help="Size of the draft's KV cache in bytes; its default alike.", decides_text=False),
+        Option(help="Size of the draft's KV cache in bytes [default: as of --kv-bytes].", decides_text=False),
     ] = None
     ray_resources: Annotated[bool, Option(help="Print the JSON for ray start --resources.", decides_text=False)] = False
     ray_folder: Annotated[

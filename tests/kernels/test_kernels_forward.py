@@ -525,7 +525,7 @@ def test_a_branch_is_as_if_its_token_had_been_fed(models, name, format, threads)
     shape, model = SHAPES[name], models[name, format]
     text = tokens(shape, 80)
     sampling = SamplingValues(temperature=0.8, seed=5, repetition_penalty=1.3, frequency_penalty=0.4)
-    # Length of the row before, and what is fed; with what else might come after so many of these.
+    # Length of the row before, and what is fed; with what else might come after this many of these.
     cases = [(30, 9, [(1, 3), (2, 90), (2, 4), (8, 5)]), (0, 40, [(33, 7)]), (61, 2, [(1, 8)]), (5, 3, [])]
     if shape.longest:
         # Where a row changes its rope, nothing is computed behind a token that was not chosen: test_kernels_long_rope.py.

@@ -67,7 +67,7 @@ def test_experts_in_pairs_beside_others(monkeypatch):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("group", [32, 128])
 def test_what_this_processor_multiplies_in_pairs(group, monkeypatch):
-    """Unasked, a processor does it from so many tokens on as pays there."""
+    """Unasked, a processor does it from as many tokens on as pay there."""
     model, text = model_of(WHOLE, group, ""), tokens(WHOLE, 420)
     assert_bits_of_generic(model, "", text, (tuple(range(1, 26)), (97, 110)), monkeypatch)
 

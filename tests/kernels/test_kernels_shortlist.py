@@ -29,7 +29,7 @@ SMALL = replace(LLAMA, width=64, heads=2, kv_heads=2, inner=64, layers=1, vocabu
 
 
 class Met:
-    """The tokens on a list of so many, by when they were met."""
+    """The tokens on a list of this length, by when they were met."""
 
     def __init__(self, count: int) -> None:
         self.tokens = OrderedDict.fromkeys(reversed(range(count)))

@@ -12,7 +12,7 @@ SHAPE = Shape(width=328, heads=41, kv_heads=41, inner=72, layers=1, vocabulary=3
 
 
 def model_of(format: Format, group: int, density: float, sign: int) -> Packed:
-    """Of an embedding's numbers so many are alike and the others zero. The weights of every third output have this sign:
+    """Of an embedding's numbers this many are alike and the others zero. The weights of every third output have this sign:
     their codes are all the largest, or the smallest. Those of the others are any."""
     program = stored(build(SHAPE, format), group=group)
     generator = np.random.default_rng(group + sign)

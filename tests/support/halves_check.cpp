@@ -14,7 +14,7 @@ void expect(bool what, const char *said) {
   wrong = 1;
 }
 
-// How many of so many passes over that many tokens go in halves, when these take `ratio` of the time of whole ones.
+// How many of this many passes over that many tokens go in halves, when these take `ratio` of the time of whole ones.
 int in_halves(outrider::HalvesChoice *choice, int passes, int tokens, double ratio) {
   int count = 0;
   for (int i = 0; i < passes; ++i) {

@@ -56,7 +56,7 @@ class Raylets:
             self.add(cores)
 
     def add(self, cores: int = 1) -> str:
-        """Adds a raylet that declares so many cores of NUMA node 0, and returns its number."""
+        """Adds a raylet that declares this many cores of NUMA node 0, and returns its number."""
         node = str(self._tell(do="add", cores=cores)["node"])
         self.nodes.append(node)
         return node

@@ -78,7 +78,7 @@ class VirtualRay:
         heapq.heappush(self._agenda, (self.now + seconds, self._entries, what))
 
     def sleep(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Advances the clock by so many seconds, or until ``until()`` is true, and executes the entries that are due."""
+        """Advances the clock by this many seconds, or until ``until()`` is true, and executes the entries that are due."""
         end = self.now + seconds
         while not until() and self._agenda and self._agenda[0][0] <= end:
             self.now, _, what = heapq.heappop(self._agenda)
@@ -166,7 +166,7 @@ class Actor:
         """Called when a call is sent, before it is executed."""
 
     def soon(self, seconds: float, what: Callable[[], None]) -> None:
-        """Calls ``what`` after so many seconds if the process is alive then, or, if it is frozen then, after its freeze."""
+        """Calls ``what`` after this many seconds, after the freeze if the process is frozen then, never if it is dead."""
 
         def run() -> None:
             if self.alive and self.ray.now < self.frozen_until:

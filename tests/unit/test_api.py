@@ -495,7 +495,7 @@ def test_what_is_told_is_followed_and_a_process_that_was_asked_to_stop_has_not_f
 
 
 class Disk:
-    """Takes so many bytes, and then no more until there is ``room`` again."""
+    """Takes this many bytes, and then no more until there is ``room`` again."""
 
     def __init__(self, room: int) -> None:
         self.room = room

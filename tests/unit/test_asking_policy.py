@@ -182,7 +182,7 @@ def test_a_step_that_was_measured_with_fewer_rows_takes_longer_with_more() -> No
 
 
 def round_of(policy: AskingPolicy, rows: Sequence[LiveRow], tokens: float, seconds: float) -> Round:
-    """A round that brought so many times the tokens that were forecast, and took so many times the seconds."""
+    """A round that brought this many times the tokens that were forecast, and took this many times the seconds."""
     forecast = policy.request(rows)[1]
     assert forecast is not None
     came = round(forecast.tokens * tokens)

@@ -212,7 +212,7 @@ def test_whatever_the_target_decides_the_draft_keeps_in_step(data: st.DataObject
 
 
 class Timed(FakeEngine):
-    """Says of the passes of a run that they took so many seconds."""
+    """Says of the passes of a run that they took this many seconds."""
 
     def __init__(self, seconds: Sequence[float]) -> None:
         super().__init__(choose=never_ends)

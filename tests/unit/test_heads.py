@@ -69,7 +69,7 @@ def opened_head(path: Path, target: Path, precision: str = "fp32") -> HeadEngine
 
 
 def some_states(count: int, seed: int = 1) -> NDArray[np.uint16]:
-    """Of so many tokens, as bf16."""
+    """Of this many tokens, as bf16."""
     drawn = torch.randn(count, len(STATES) * HIDDEN, generator=torch.Generator().manual_seed(seed)).bfloat16()
     return drawn.view(torch.int16).numpy().view(np.uint16)
 

@@ -17,7 +17,7 @@ from outrider.workers.messages import LONGEST_COUNTED, TargetCounters
 
 
 def counters(rounds: int) -> TargetCounters:
-    """A target after so many rounds of a second each: two rows, k of 4, three tokens a row and round."""
+    """A target after this many rounds of a second each: two rows, k of 4, three tokens a row and round."""
     lengths = [0] * (LONGEST_COUNTED + 1)
     lengths[2] = 2 * rounds
     return TargetCounters(

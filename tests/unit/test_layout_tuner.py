@@ -267,7 +267,7 @@ def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pyt
 
 @pytest.mark.parametrize(("then", "taken"), [(0.78, False), (0.82, True), (1.0, True), (1.2, True), (1.3, False)])
 def test_a_memory_of_a_slower_or_a_faster_machine_is_not_taken_over(then: float, taken: bool) -> None:
-    """Passes take so many times as long today; a layout that a disturbed trial chose is tried again."""
+    """Passes take this many times as long today; a layout that a disturbed trial chose is tried again."""
     names = [each.name for each in LAYOUTS if not each.plain]
     bench = Bench()
     remember("pair", names, RememberedLayout("split", {"split": 2.0}, bench.verifier.policy.verify_seconds(4) / then))

@@ -38,7 +38,7 @@ from outrider.workers.target.verifier import Verifier
 
 
 class Channel:
-    """Holds so many pieces, as Ray's do; whoever would wait for longer than the timeout is told."""
+    """Holds this many pieces, as Ray's do; whoever would wait for longer than the timeout is told."""
 
     def __init__(self, places: int = shared_line.ANSWERS) -> None:
         self.chunks: Queue[bytes] = Queue(places)

@@ -45,7 +45,7 @@ def price(
     draft_cost: DraftCost,
     kind: LayoutKind = LayoutKind.SEQUENTIAL,
 ) -> tuple[float, float]:
-    """Tokens and seconds of a round with so many candidates of each row, reckoned row by row and step by step."""
+    """Tokens and seconds of a round with this many candidates of each row, reckoned row by row and step by step."""
     rows, most = len(counts), max(counts)
     tokens = rows + sum(float(reach) for row, count in zip(reaches, counts, strict=True) for reach in row[:count])
     absent = sum(count < step for step in range(1, most + 1) for count in counts)

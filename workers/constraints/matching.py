@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from outrider.workers.constraints.grammars import LIMITS, BadConstraint, shortened
 
-# So many compiled grammars are kept: most jobs have a few, each for many rows.
+# This many compiled grammars are kept: most jobs have a few, each for many rows.
 MOST_COMPILED = 64
 # A word of a mask that allows every token.
 EVERYTHING = np.uint32(0xFFFFFFFF)

@@ -22,14 +22,14 @@ from outrider.workers.engines.engine import Chosen, DecodeFeed, DecodeResult, En
 from outrider.workers.engines.prefix_cache import PrefixCache
 from outrider.workers.messages import Advance, DraftReply, DraftRequest, Sampling
 
-# A pass of prefill has so many tokens in all, so that the activations of a small model stay in the processor's caches.
+# A pass of prefill has this many tokens in all, so that the activations of a small model stay in the processor's caches.
 PREFILL_TOKENS = 256
-# Passes that feed at most so many tokens a row are measured as steps; larger ones are prefill.
+# Passes that feed at most this many tokens a row are measured as steps; larger ones are prefill.
 MOST_FED = 2
-# Passes over more than so many tokens are measured as prefill.
+# Passes over more than this many tokens are measured as prefill.
 MUCH_FED = 32
-# A parallel draft's guess is accepted less often the more masks come before it: chances are counted for so many positions,
-# of which the last stands for all later ones.
+# A parallel draft's guess is accepted less often the more masks come before it: chances are counted for each of this many
+# positions, the last of which stands for all later ones.
 DEPTHS = 6
 # The decay of ``ChoicesPerPass`` for each pass.
 CHOICES_DECAY = 0.98

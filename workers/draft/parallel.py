@@ -30,7 +30,7 @@ from outrider.workers.speculation import MOST_CANDIDATES
 
 # The share of a new observation in the mean of ``text_tokens``.
 FRESH = 0.05
-# The cost by number of candidates is computed again after so many passes, since that mean changes slowly.
+# The cost by number of candidates is computed again after this many passes, since that mean changes slowly.
 PASSES_BETWEEN = 16
 
 

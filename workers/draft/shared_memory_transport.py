@@ -33,12 +33,12 @@ from outrider.workers.messages import DraftReply, DraftRequest
 from outrider.workers.ray_compat import Buffers, channels
 
 logger = logging.getLogger(__name__)
-# A message is sent in pieces of so many bytes; nearly all have one piece. The buffer also holds Ray's own header.
+# A message is sent in pieces of this many bytes; nearly all have one piece. The buffer also holds Ray's own header.
 CHUNK_BYTES = 1 << 17
 BUFFER_BYTES = CHUNK_BYTES + 4096
-# So many pieces may be unread before the sender waits (and spins). A round takes one each way; the others are for rows that
-# are sent whole (300,000 tokens) and for late answers.
-ASKS, ANSWERS = 8, 3
+# This many pieces of requests and of answers may be unread before the sender waits (and spins). A round takes one each way;
+# the others are for rows that are sent whole (300,000 tokens) and for late answers.
+REQUESTS, ANSWERS = 8, 3
 # To write a piece while earlier ones are unread, or to read one that was announced.
 PATIENCE_SECONDS = 5.0
 # The longest that the draft may take to open its end.
@@ -81,7 +81,7 @@ class PipeEnd:
             raise TransportBroken(first_line(error)) from error
 
     def receive(self, timeout: float | None) -> Any:
-        """The next message; None where no complete one has arrived within so many seconds."""
+        """The next message; None where no complete one has arrived within this many seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             mark = self._mark(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -207,7 +207,7 @@ def _open_transport(draft: Any, node: str, channel: Any, path: str) -> SharedMem
         door.bind(path)
         door.listen(1)
         door.settimeout(OPENING_SECONDS)
-        asks = channel(context.current_actor, [(draft, node)], ASKS, BUFFER_BYTES)
+        asks = channel(context.current_actor, [(draft, node)], REQUESTS, BUFFER_BYTES)
         answers = ray.get(draft.connect.remote(context.current_actor, asks, path), timeout=OPENING_SECONDS)
         doorbell, _ = door.accept()
     # Registered at once: objects of the draft end with it, and Ray ends a process that registers for one that is gone.

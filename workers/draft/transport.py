@@ -20,7 +20,7 @@ class Reply(Protocol):
     """A pending answer. Both methods may raise ``DraftLost``."""
 
     def ready(self, timeout: float) -> bool:
-        """Whether the answer arrives within so many seconds."""
+        """Whether the answer arrives within this many seconds."""
 
     def take(self) -> DraftReply:
         """The answer, once it is ready; raises ``DraftFailed`` where it is an error."""

@@ -22,16 +22,16 @@ WHOLE = 0
 SMALLEST = 32
 WINDOWS = tuple(SMALLEST << doubled for doubled in range(8))
 # The prior of a window: accepted(window) = accepted(whole text) * (1 - PRIOR_MISSES / sqrt(window)), a twentieth fewer with
-# 256 tokens, with the weight of so many rounds.
+# 256 tokens, with the weight of this many rounds.
 PRIOR_ROUNDS, PRIOR_MISSES = 128.0, 0.8
 # Further priors: accepted candidates in a round with a whole text, and their weight in rounds; the rounds of a row, and the
 # draft's passes in a round.
 PRIOR_ACCEPTED, PRIOR_ACCEPTED_ROUNDS = 1.0, 16.0
 PRIOR_ROW_ROUNDS, PRIOR_PASSES = 16.0, 3.0
-# Windows are compared by at most so many accepted candidates of a round: in repetitive text many are accepted whatever the
-# window is.
+# Windows are compared by at most this many accepted candidates of a round: in repetitive text many are accepted with any
+# window.
 MOST_COMPARED = 4
-# One row in so many tries another window: in turn the whole text, half as much and twice as much.
+# One row in this many tries another window: in turn the whole text, half as much and twice as much.
 TRY_EVERY = 8
 # All counts are halved when they reach this, so that they follow a job whose text changes.
 MOST_ROUNDS = 4096.0
@@ -95,7 +95,7 @@ class WindowChoice:
         return window if nothing_tried else _another(window, tried, smaller)
 
     def observe(self, window: int, accepted: int, passes: float) -> None:
-        """A round of a row with this window: so many accepted candidates, and passes of the draft."""
+        """Count a row's round with this window: its accepted candidates, and the draft's passes."""
         record, compared = self._records[window], min(accepted, MOST_COMPARED)
         record.rounds += 1.0
         record.accepted += compared
@@ -110,7 +110,7 @@ class WindowChoice:
                 each.rounds, each.accepted = each.rounds / 2.0, each.accepted / 2.0
 
     def ended(self, rounds: int) -> None:
-        """A row has ended after so many observed rounds."""
+        """Count a row that has ended after this many observed rounds."""
         self._rows += 1.0
         self._rounds_of_rows += rounds
 

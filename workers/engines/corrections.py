@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 STEP, FIRST_STATES, STATES_OF_LATE = 0.5, 64, 512
 LEAST_RECORD, RECORD_MEMORY = -3.0, 0.99
 MOST_TOKENS = 512
-# So many choices of each row are kept until the target's tokens say which were right.
+# This many choices of each row are kept until the target's tokens say which were right.
 KEPT_CHOICES = 64
 
 State = NDArray[np.float32]

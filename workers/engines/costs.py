@@ -29,10 +29,10 @@ REPEATED_POINTS = (4, 8, 16)
 FRESH = 0.1
 # The share by which the other points follow the two that a pass refreshes.
 FOLLOWING = 0.02
-# ``Recent.usual`` is taken over so many values.
+# ``Recent.usual`` is taken over this many values.
 RECENT = 9
 # Of ``ContextCost``: the length of its moving averages in passes, and the weight of its prior in passes whose contexts
-# differed by so many tokens a row. The prior is needed because a machine that slows down while all rows grow looks the
+# differed by this many tokens a row. The prior is needed because a machine that slows down while all rows grow looks the
 # same.
 PASSES_OF_CONTEXT = 500
 PRIOR_PASSES, PRIOR_TOKENS = 20, 64
@@ -64,7 +64,7 @@ class ContextCost:
         return fresh
 
     def observe(self, rows: int, context: int, usual: float, seconds: float) -> None:
-        """A pass over ``rows`` with ``context`` tokens in their caches took ``seconds``, and at first ``usual``."""
+        """A pass took ``seconds``, at first ``usual``; its ``rows`` have ``context`` tokens in their caches."""
         x, y = context / usual, seconds / usual
         if math.isnan(self._mean_x):
             self._mean_x, self._mean_y = x, y
@@ -99,7 +99,7 @@ class CostCurve:
         return dict(zip(self._counts, self._seconds, strict=True))
 
     def measured_anew(self, points: Mapping[int, float]) -> CostCurve:
-        """With these points instead; points below or above all of them are scaled as the nearest one changed."""
+        """This curve with new ``points``; old points outside their range are scaled as the nearest one changed."""
         if not points:
             return self
         first, last = min(points), max(points)
@@ -112,7 +112,7 @@ class CostCurve:
         return type(self)(self.points, self.sharing, self.context.anew())
 
     def sharing_like(self, other: CostCurve) -> CostCurve:
-        """With the expert statistics of a curve for other cores: which experts tokens need does not depend on cores."""
+        """This curve with the expert statistics of ``other``, a curve for other cores: they do not depend on cores."""
         return type(self)(self.points, other.sharing, self.context.anew())
 
     def record(self) -> dict[str, object]:
@@ -126,7 +126,7 @@ class CostCurve:
         return seconds + context * self.context.seconds
 
     def observe_pass(self, shares: Sequence[int], seconds: float, experts: int = 0, context: int = 0) -> None:
-        """Refresh the points with a pass over ``shares[i]`` tokens of row i, which read so many experts.
+        """Refresh the points with a pass over ``shares[i]`` tokens of row i, which read this many experts.
 
         ``context`` is how many tokens these rows had in their caches before.
         """
@@ -174,7 +174,7 @@ class CostCurve:
                 self._seconds[index] += FOLLOWING * (start * slower - self._seconds[index])
 
     def _extend_to(self, tokens: int) -> None:
-        """Extrapolate points up to so many tokens, where there was no time to measure passes of that size."""
+        """Extrapolate points up to this many tokens, where there was no time to measure passes of that size."""
         counts = self._counts
         if len(counts) == 1 or tokens <= counts[-1]:
             return

@@ -205,8 +205,8 @@ class CanLearn(Protocol):
 @runtime_checkable
 class CanShorten(Protocol):
     def shorten(self, tokens: int | None) -> int:
-        """Compute logits for at most so many tokens of the vocabulary, those that rows were fed last (0: all; None: a part,
-        where the LM head is a good part of a pass). Returns how many are scored now.
+        """Compute logits only for the ``tokens`` tokens of the vocabulary that rows were fed last (0: for all; None: for a
+        part, where the LM head is a good part of a pass). Returns for how many they are computed now.
 
         For drafts only: a target may choose any token.
         """

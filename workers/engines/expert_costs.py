@@ -47,12 +47,12 @@ class ExpertNeeds:
         self._by_rows: dict[int, float] = {}
 
     def __call__(self, tokens: int) -> float:
-        """The experts needed by so many tokens, divided evenly among as many rows as the latest pass had."""
+        """The experts needed by this many tokens, divided evenly among as many rows as the latest pass had."""
         rows = min(self.rows, tokens)
         return self._of(_power(self._by_rows, rows) * _power(self._in_a_row, tokens / rows))
 
     def observe(self, shares: Sequence[int], read: int) -> None:
-        """A pass over ``shares[i]`` tokens of row i read so many experts."""
+        """A pass over ``shares[i]`` tokens of row i read this many experts."""
         self.rows = len(shares)
         if sum(shares) < 2 or not self.a_token <= read <= MOST_NEEDED * self.experts:
             return
@@ -71,7 +71,7 @@ class ExpertNeeds:
         )
 
     def _unrelated_tokens(self, read: int) -> float:
-        """How many unrelated tokens would need so many experts: the inverse of ``_of``."""
+        """How many unrelated tokens would need this many experts: the inverse of ``_of``."""
         return _bisected(1.0, float(self.experts), read, self._of)
 
 

@@ -29,7 +29,7 @@ from outrider.workers.engines.sampling import choose, log_probabilities
 from outrider.workers.engines.stepwise import decode_in_steps
 from outrider.workers.messages import Sampling
 
-# A row that is so many tokens beyond the switch of its rope is never truncated to before it.
+# A row that is this many tokens beyond the switch of its rope is never truncated to before it.
 NEVER_TAKEN_BACK = 64
 
 

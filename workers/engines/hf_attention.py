@@ -45,7 +45,7 @@ class LayerCache:
     def __init__(self) -> None:
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
-        # So many tokens were written; after a truncation fewer are valid (``RowCache.length``).
+        # This many tokens were written; after a truncation fewer are valid (``RowCache.length``).
         self.stop = 0
 
     def append(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

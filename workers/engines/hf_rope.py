@@ -31,7 +31,7 @@ class Switch:
     anew: bool
 
     def long(self, tokens: int, prompt: int) -> bool:
-        """Whether a row of so many tokens, with a prompt of ``prompt`` tokens, takes the long frequencies."""
+        """Whether a row of this many tokens, with a prompt of ``prompt`` tokens, takes the long frequencies."""
         return max(tokens, prompt) > self.length
 
 

@@ -100,7 +100,7 @@ class HfRowEngine:
 
     @torch.inference_mode()
     def logits(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        """What ``HfEngine.logits`` is."""
+        """As ``HfEngine.logits``."""
         return torch.cat([self._logits(feed) for feed in feeds])
 
     def scores(self, feeds: Sequence[Feed]) -> NDArray[np.float32]:

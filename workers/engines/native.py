@@ -31,19 +31,19 @@ logger = logging.getLogger(__name__)
 # The most tokens of one pass. The activations of more tokens no longer fit into the processor's caches: 32 prompts of 94
 # tokens took a tenth longer in one pass.
 PASS_TOKENS = 512
-# Draft steps feed guesses up to so many tokens of a pass: while it is bound by reading weights, they hardly add time.
+# Draft steps feed guesses up to this many tokens of a pass: while it is bound by reading weights, they hardly add time.
 GUESS_ROOM = 8
 # The number of tokens whose logits are corrected where a draft learns. Each takes a dot product with the hidden state of
 # every choice; together they are at most this share of a pass's multiplications.
 MOST_CORRECTED, LEAST_CORRECTED, CORRECTING_SHARE = 512, 32, 0.02
 # A draft scores this share of its vocabulary where the vocabulary is large, and the LM head a large share of a pass.
 LARGE_VOCABULARY, LARGE_SHARE, SCORED_SHARE = 16384, 0.125, 0.25
-# Memory that is allocated when the model is opened: so many tokens of each row's cache, and the buffers of a pass.
+# Memory that is allocated when the model is opened: this many tokens of each row's cache, and the buffers of a pass.
 RESERVED_ROW, RESERVED_CHOICES, MOST_CHOICES = 256, 5 + MOST_RUNNERS_UP, 128
 
 
 def reserved(rows: int, context: int) -> tuple[int, int, int]:
-    """What memory is allocated for in advance, for so many rows at once: (tokens of a pass, choices, tokens in caches)."""
+    """The memory to allocate in advance for this many rows at once: (tokens of a pass, choices, tokens in caches)."""
     choices = min(MOST_CANDIDATES + rows * RESERVED_CHOICES, MOST_CHOICES)
     return PASS_TOKENS, choices, rows * min(RESERVED_ROW, context)
 
@@ -54,7 +54,7 @@ def head_of(program: Program) -> Op:
 
 
 def scored_tokens(program: Program, asked: int | None) -> int:
-    """How many tokens a draft scores that was asked for so many at most (0: all, None: as many as pay)."""
+    """How many tokens a draft scores that was asked for this many at most (0: all, None: as many as pay)."""
     head, vocabulary = head_of(program), program.vocabulary
     if head.output.width != vocabulary:
         return head.output.width
@@ -116,7 +116,7 @@ class NativeEngine:
         return self.model.learn(self._rows[row], first, tokens)
 
     def reserve(self, rows: int) -> None:
-        """Allocate the memory that so many rows usually need. If that fails, it is allocated as it is needed."""
+        """Allocate the memory that this many rows usually need. If that fails, it is allocated as it is needed."""
         try:
             self.model.reserve(*reserved(rows, self.context))
         except KernelError as error:

@@ -33,9 +33,9 @@ KEPT_INPUTS, SNAPSHOT_SHARE, INPUTS_SHARE = 64, 4, 16
 
 
 def memory_of(spec: ModelSpec, rows: int, shortlist: int | None = 0) -> ModelMemory | None:
-    """The memory with so many rows at once; None where it is not known before the model is open.
+    """The memory with this many rows at once; None where it is not known before the model is open.
 
-    A draft with a ``shortlist`` scores at most so many tokens (0: all, None: as many as pay).
+    A draft with a ``shortlist`` scores at most this many tokens (0: all, None: as many as pay).
     """
     directory = Path(spec.path)
     if spec.engine != "native" or weight_files(directory)[0].suffix == ".bin":

@@ -54,6 +54,6 @@ class ModelMemory:
     pairs: PairsMemory = NO_PAIRS
 
     def of_rows(self, rows: int, tokens: int) -> int:
-        """The memory of so many rows with so many tokens in all."""
+        """The memory of this many rows with this many tokens in all."""
         reserved = min(rows * self.first_tokens * self.token, MOST_RESERVED)
         return max(reserved, tokens * self.token) + rows * self.row

@@ -50,7 +50,7 @@ class OpenModel:
     use_cores: Callable[[Sequence[int]], None] | None = None
     # Whether the model is a head on a target's hidden states.
     head: bool = False
-    # Allocate memory for so many rows in advance; None where the engine has nothing to allocate.
+    # Allocate memory for this many rows in advance; None where the engine has nothing to allocate.
     reserve: Callable[[int], None] | None = None
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from outrider.kernels.program import Kind, Op, Program
 
 Float32Array = NDArray[np.float32]
-# A channel is out of balance if gain / (largest weight) is more than this many times the median, or less than 1 / so many.
+# A channel is out of balance if gain / (largest weight) is above this many times the median, or below median / this.
 OUT_OF_BALANCE = 16.0
 # The largest factor: a channel that needs more is dead rather than an outlier.
 LARGEST_FACTOR = 2.0**12

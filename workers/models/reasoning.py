@@ -17,7 +17,7 @@ THOUGHTS = f"{CHANNEL}analysis{MESSAGE}"
 HEADER = re.compile(f"\\s*(?:{re.escape(START)}[^<]*)?{re.escape(CHANNEL)}([^<]*){re.escape(MESSAGE)}")
 # Channels for the user. (A channel with a recipient, "commentary to=functions.find", is not for the user.)
 SPOKEN = frozenset({"final", "commentary"})
-# So many tokens may follow the tag at the end of a prompt: line feeds.
+# This many tokens may follow the tag at the end of a prompt: line feeds.
 MOST_AFTER_TAG = 2
 
 

@@ -85,7 +85,7 @@ def read_rope(
 
 
 def plain_rope(columns: int, theta: float = 10000.0) -> Rope:
-    """Unscaled rope of so many columns, for families without rope parameters."""
+    """Unscaled rope of this many columns, for families without rope parameters."""
     return _rope(ONE / _power(theta, np.arange(0, columns, 2, dtype=np.float32) / np.float32(columns)))
 
 
@@ -266,7 +266,7 @@ def _yarn(parameters: Mapping[str, Any], theta: float, wavelengths: Float32Array
     pairs = len(wavelengths)
 
     def turning(rotations: float) -> float:
-        """The column whose wave makes so many rotations over the original context."""
+        """The column whose wave makes this many rotations over the original context."""
         return 2 * pairs * _log(original / (rotations * 2 * math.pi)) / (2 * _log(theta))
 
     low = turning(float(parameters.get("beta_fast") or 32))

@@ -27,7 +27,7 @@ MOST_SECONDS = 1.0
 MOST_WAITING = 20.0
 MOST_BYTES = 1 << 30
 MOST_CHARACTERS = 10_000_000
-# After so many failed forks in a row the template is refused rather than a conversation.
+# After this many failed forks in a row the template is refused rather than a conversation.
 MOST_IN_A_ROW = 3
 POLL_SECONDS = 0.25
 
@@ -75,7 +75,7 @@ def _rendered(render: Render, conversations: Sequence[Any], name: str) -> Iterat
 
 
 def _read(descriptor: int, size: int, child: int) -> bytes | None:
-    """So many bytes; None where the child ends, or exceeds its time."""
+    """Read this many bytes; None where the child ends, or exceeds its time."""
     parts: list[bytes] = []
     used, deadline = _seconds_of(child), time.monotonic() + MOST_WAITING
     while size:

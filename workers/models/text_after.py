@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-# So many tokens before are decoded with the text; the last few decide how its beginning is decoded.
+# This many tokens before are decoded with the text; the last few decide how its beginning is decoded.
 ANCHOR = 8
 
 

@@ -40,7 +40,7 @@ def tools_tried() -> list[dict[str, Any]]:
 
 
 def conversation_tried(count: int) -> list[dict[str, Any]]:
-    """A conversation with so many tool calls in one message."""
+    """A conversation with this many tool calls in one message."""
     calls = [
         {"id": IDS[each], "type": "function", "function": {"name": NAMES[each], "arguments": {"a": "b", "c": 1}}}
         for each in range(count)

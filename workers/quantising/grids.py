@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# So many rows are fitted together, so that the tries stay in the processor's caches.
+# This many rows are fitted together, so that the tries stay in the processor's caches.
 ROWS_AT_ONCE = 64
 # The number of ranges tried for a group, from the whole one down to this share of it.
 SHRINK_STEPS, LEAST_RANGE = 16, 0.6

@@ -31,7 +31,7 @@ class Feeder:
     columns of the matrices by that factor, leaves the function unchanged.
 
     ``readers`` are these matrices, as weights of the program. The producer is either a norm's ``vectors`` (gain, and bias
-    where it has one), or ``rows`` of a matrix, with those of its bias. ``repeats``: so many heads read the same channel
+    where it has one), or ``rows`` of a matrix, with those of its bias. ``repeats``: this many heads read the same channel
     (grouped-query attention), at intervals of ``head_size`` channels.
     """
 

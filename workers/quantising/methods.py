@@ -28,14 +28,14 @@ RECIPES: dict[str, tuple[tuple[str, bool], ...]] = {
 }
 ALL_OF_4 = (("", True), (AWQ, True), (AWQ, False))
 ALL_OF_8 = (("", False), (SMOOTHQUANT, False), (SMOOTHQUANT, True))
-# A layer of so many weights takes minutes for each recipe; then all are tried only on the first layers and on one in
+# A layer of this many weights takes minutes for each recipe; then all are tried only on the first layers and on one in
 # ALL_EVERY (``Choice.recipes_for``).
 LARGE_LAYER, ALL_OF_FIRST, ALL_EVERY = 100_000_000, 2, 8
 # The tokens of calibration text for finding factors, in whole sequences spread over it.
 OBSERVED_TOKENS = 4096
 # The tokens of each matrix's input by which factors for int8 activations (SmoothQuant) are compared.
 SAMPLED_TOKENS = 512
-# An expert with fewer tokens is calibrated with so many additional tokens of the layer (``Forward``).
+# An expert with fewer tokens is calibrated with this many additional tokens of the layer (``Forward``).
 LEAST_TOKENS = 256
 
 
@@ -54,7 +54,7 @@ class Choice:
         return RECIPES[self.method]
 
     def recipes_for(self, weights: int, before: list[str]) -> tuple[tuple[str, bool], ...]:
-        """The recipes to try on a layer of so many weights, after layers that took the methods ``before``.
+        """The recipes to try on a layer of this many weights, after layers that took the methods ``before``.
 
         For a large layer only GPTQ, if that was the best one layer earlier; but all of them for the first layers and for
         one in ``ALL_EVERY``.

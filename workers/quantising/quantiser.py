@@ -37,7 +37,7 @@ from outrider.workers.quantising.summary import QuantiseSummary
 
 # Raised with every change of the bytes that a plan gives: a killed run is continued by the same version only.
 VERSION = 4
-# One window in so many is held out of calibration; recipes are compared by it.
+# One window in this many is held out of calibration; recipes are compared by it.
 HELD_OUT_EVERY = 8
 EXPERT = re.compile(r"\.experts\.\d+\.")
 # The key in a layer's record for the number of its experts with too few tokens.

@@ -18,7 +18,7 @@ from outrider.workers.quantising.layers import Feeder, Rows
 
 EXPONENTS = 20
 SMOOTHING = (0.35, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
-# Factors are compared on so many rows of each matrix.
+# Factors are compared on this many rows of each matrix.
 MOST_ROWS = 256
 SMALLEST = 1e-6
 LARGEST_FACTOR = 1e4

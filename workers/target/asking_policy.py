@@ -40,7 +40,7 @@ LEAST_MISS = 0.01
 # The prior of a row's acceptance is that of all rows, with the weight of this many misses. With less, a row that begins
 # with two misses in a job of high acceptance would never be asked for candidates again.
 NEW_ROW_MISSES = 2.0
-# While the draft's costs are unknown it is asked about so many rows at most, since it has to read each of them.
+# While the draft's costs are unknown it is asked about this many rows at most, since it has to read each of them.
 FIRST_ROWS = 4
 NOTHING: Reaches = ()
 
@@ -157,7 +157,7 @@ class AskingPolicy:
         self._tokens_per_choice.observe(choices, tokens)
 
     def observe_runners_up(self, rows: int, tried: int, accepted: int) -> None:
-        """In a round in which ``rows`` had candidates, so many runners-up were verified and accepted."""
+        """Count the runners-up that were verified and accepted in a round in which ``rows`` had candidates."""
         self._runner_up_gains.observe(rows, tried, accepted)
 
     def _reaches(self, rows: Sequence[LiveRow], room: Sequence[int]) -> Reaches:
@@ -221,7 +221,7 @@ class AskingPolicy:
         return 1.0 + constrained / len(rows) * (self._tokens_per_choice.usual - 1.0)
 
     def _with_forced(self, rows: Sequence[LiveRow], wanted: CandidateRequest, room: Sequence[int]) -> list[int]:
-        """Counts in tokens, forced ones included, where the draft's counts were of choices."""
+        """The draft's counts of choices as counts of tokens, which include forced ones."""
         usual = self._tokens_per_choice.usual
         return [
             count if at in wanted.found or rows[at].matching is None else min(room[at], math.ceil(count * usual))

@@ -30,11 +30,11 @@ from outrider.workers.messages import Sampling
 from outrider.workers.target.live_row import LiveRow, MaskKey, mask_key
 from outrider.workers.target.proposers import Proposal
 
-# So many tokens that the grammar forces after a row's last candidate are fed as well, though it may not be accepted.
+# This many tokens that the grammar forces after a row's last candidate are fed as well, though it may not be accepted.
 MOST_FORCED_AFTER = 8
-# So many forced tokens are fed where no candidate comes before them, since they are certain.
+# This many forced tokens are fed where no candidate comes before them, since they are certain.
 MOST_CERTAIN = 64
-# Threads for masks: one for so many cores, since the kernels use these at the same time.
+# Threads for masks: one for this many cores, since the kernels use these at the same time.
 CORES_A_THREAD, MOST_THREADS = 4, 8
 # Masks are computed before the pass if they should take less than this in all; the weight of a new observation of that
 # time, which may change a hundredfold from one position to the next.
@@ -45,7 +45,7 @@ MOST_OPEN_SECONDS = 5e-3
 # The share of a mask's time that the pass loses: all of it, since the thread takes one core of the pass, and the others
 # wait for that core at each barrier.
 SHARE_OF_PASS = 1.0
-# Of so many keys the cost of a mask is remembered: most jobs have a few.
+# The cost of a mask is remembered for this many keys: most jobs have a few.
 MOST_KEYS = 1024
 # The length of a key where no token was forced before the position: it identifies the start of a string, say.
 TOKENS_UNFORCED = 3

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 States = NDArray[np.uint16]
-# The states of so many last tokens are kept: three states of 4,096 numbers each are 25 MB.
+# The states of this many last tokens are kept: three states of 4,096 numbers each are 25 MB.
 MOST_HELD = 1024
 
 

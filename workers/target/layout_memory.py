@@ -33,7 +33,7 @@ class RememberedLayout:
     pass_seconds: float = 0.0
 
     def holds_at(self, pass_seconds: float) -> bool:
-        """Whether the machine is about as fast as then: such a pass takes ``pass_seconds`` now."""
+        """Whether the machine is about as fast as then; ``pass_seconds``: of such a pass now."""
         low, high = SAME_PACE
         return low * self.pass_seconds <= pass_seconds <= high * self.pass_seconds
 

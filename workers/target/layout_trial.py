@@ -28,8 +28,8 @@ WARM_UP_ROUNDS = 3
 # A layout is given up, even within its phase, when its rate is below this share of the best one.
 HOPELESS = 0.8
 ROUNDS_TO_GIVE_UP = 4
-# Layouts with a draft are judged by so many rounds times rows. Eight rounds of one row are luck: five of eight such trials
-# left out a draft that makes the job half as fast again.
+# A layout with a draft is judged when rounds * rows reaches this. Eight rounds of one row are luck: five of eight such
+# trials left out a draft that makes the job half as fast again.
 PHASE_ROW_ROUNDS, ROW_ROUNDS_TO_GIVE_UP = 32, 16
 # The least gain by a draft; two measurements of the same layout differ by as much.
 CLEARLY = 1.03
@@ -73,7 +73,7 @@ class _Score:
 
 
 def rounds_to_give_up(rows: int) -> int:
-    """After how many rounds a layout with a draft may be given up, with so many rows."""
+    """After how many rounds a layout with a draft may be given up, with this many rows."""
     return max(ROUNDS_TO_GIVE_UP, math.ceil(ROW_ROUNDS_TO_GIVE_UP / rows))
 
 
@@ -153,7 +153,7 @@ class LayoutTrial:
         return rates
 
     def expected_tokens(self, candidates: int) -> float:
-        """The expected tokens of a row in a round with so many candidates, by the acceptance in all rounds of this
+        """The expected tokens of a row in a round with this many candidates, by the acceptance in all rounds of this
         trial."""
         return self._survival.expected_tokens(candidates)
 

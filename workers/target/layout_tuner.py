@@ -29,13 +29,13 @@ WORTH_TRYING = 1.02
 # Between these ratios to the measured rate of the first layout, the computed rate of plain decoding decides nothing, and it
 # is tried on rounds as well.
 NEAR = (0.87, 1.15)
-# After so many rounds the chosen layout is compared with plain decoding and with the first layout; after as many a draft
+# After this many rounds the chosen layout is compared with plain decoding and with the first layout; after as many a draft
 # that was left out is tried again. The pauses double.
 ROUNDS_TO_DOUBT = 64
-# After so many rounds a remembered layout on other cores is compared with the first layout.
+# After this many rounds a remembered layout on other cores is compared with the first layout.
 ROUNDS_FROM_MEMORY = 16
-# Passes are measured during the job over up to so many tokens a row, and over LEAST_FED at least, for at most this share of
-# the job. Larger passes are rare, and are extrapolated.
+# During the job passes are measured over up to MOST_FED_A_ROW tokens a row, and over LEAST_FED at least, for at most this
+# share of the job. Larger passes are rare, and are extrapolated.
 MOST_FED_A_ROW, LEAST_FED, AT_WORK_SHARE = 4, 16, 0.015
 # Numbers of tokens in the passes of a quick measurement on other cores.
 QUICK_PASSES_OF_ONE_ROW, QUICK_PASSES = (1, 8), (1, 8, 32)

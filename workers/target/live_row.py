@@ -16,7 +16,7 @@ from outrider.workers.target.text_and_stop_strings import TextWriter
 # (hash of a grammar, last tokens before a position): by this key the cost of masks is remembered (``MaskMaker``).
 MaskKey = tuple[int, tuple[int, ...]]
 TOKENS_OF_A_KEY = 4
-# So many last tokens of a prompt are put before the text that the user predicts, so that lookup finds its beginning.
+# This many last tokens of a prompt are put before the text that the user predicts, so that lookup finds its beginning.
 PROMPT_BEFORE_PREDICTED = 16
 
 

@@ -38,7 +38,7 @@ class TargetStatistics:
         self._slice("decide", started, self._clock(), rows, candidates)
 
     def hop(self, seconds: float) -> None:
-        """So much of the time that ``waited`` counted as the draft's was latency of messages."""
+        """Count these seconds as latency of messages; ``waited`` has counted them as the draft's."""
         seconds = max(0.0, seconds)
         self.counters.hop_seconds += seconds
         self.counters.draft_seconds -= seconds
@@ -85,7 +85,7 @@ class TargetStatistics:
         self.counters.others_accepted += from_others
 
     def forced(self, tokens: int) -> None:
-        """So many tokens were committed without a pass, since the grammar forces them."""
+        """Count tokens that were committed without a pass, since the grammar forces them."""
         self.counters.tokens += tokens
         self.counters.forced_tokens += tokens
 

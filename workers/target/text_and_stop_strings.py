@@ -43,7 +43,7 @@ class TextWriter:
         self._shown: list[int] = []
         # How many of the tokens shown are among the first min_tokens.
         self._exempt = 0
-        # A window of so many tokens holds any stop string: at most four tokens make one character.
+        # A window of this many tokens holds any stop string: at most four tokens make one character.
         self._window = 4 * max((len(word) for word in stop), default=0) + 8
 
     def stopped_by(self, token: int) -> bool:

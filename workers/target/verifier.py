@@ -33,7 +33,7 @@ from outrider.workers.target.statistics import TargetStatistics
 from outrider.workers.target.suffix_finder import SuffixFinder, ask
 from outrider.workers.target.text_and_stop_strings import TextWriter
 
-# A pass reads at most so many tokens of a row's prompt.
+# A pass reads at most this many tokens of a row's prompt.
 PREFILL_TOKENS = 512
 # Two scores closer than this may change places when float kernels sum in another order.
 NEAR_TIE = 1e-4

@@ -17,7 +17,7 @@ Float32Array = NDArray[np.float32]
 
 
 def slopes_of(heads: int) -> tuple[float, ...]:
-    """BLOOM's: with n the largest power of two of at most so many heads, 2^(-8 k / n) for k = 1 .. n; then, for the other
+    """BLOOM's: with n the largest power of two <= ``heads``, 2^(-8 k / n) for k = 1 .. n; then, for the other
     heads, 2^(-8 k / (2 n)) for k = 1, 3, 5, .."""
     known = 1 << (heads.bit_length() - 1)
     return tuple(
@@ -31,8 +31,8 @@ def bf16_slopes_of(heads: int) -> tuple[float, ...]:
 
 
 def mpt_slopes_of(heads: int, most: int) -> tuple[float, ...]:
-    """MPT's: with n the least power of two of at least so many heads, 2^(-most k / n) for k = 1 .. n; of n > heads those of
-    k = 2, 4, .. are used first, then those of k = 1, 3, .."""
+    """MPT's: with n the least power of two >= ``heads``, 2^(-most k / n) for k = 1 .. n; of n > heads those of k = 2, 4, ..
+    are used first, then those of k = 1, 3, .."""
     count = 1 << (heads - 1).bit_length()
     every = _half_to(np.arange(1, count + 1, dtype=np.float32) * np.float32(most / count))
     return tuple((every if count == heads else np.append(every[1::2], every[::2])[:heads]).tolist())

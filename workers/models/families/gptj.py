@@ -20,8 +20,8 @@ from outrider.workers.models.families.layer_norm import (
 from outrider.workers.models.families.parts import Begin, Linear, Ranges, activation, paired_rows
 from outrider.workers.models.rope import plain_rope
 
-# CodeGen's fused tensor has so many shares (one for each machine of its training), each with queries, values and keys of a
-# part of the heads.
+# CodeGen's fused tensor has this many shares (one for each machine of its training), each with the queries, values and keys
+# of a part of the heads.
 SHARES = 4
 
 # Matrices of queries, keys and values under a prefix: (prefix, heads, width of the model, rotated columns of a head).

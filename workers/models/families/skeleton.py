@@ -88,10 +88,10 @@ class Style:
     neighbouring columns. ``first_norm`` names the norm before attention, ``second_norm`` the one before the gated layer
     ("": the usual name), ``norms_behind`` the ones after attention and after the gated layer, ``last_norm`` the one before
     the LM head. ``clip`` (0: none) bounds queries, keys and values. ``query_factors`` are (factors, positions): a rotated
-    query is multiplied by the factor of its position, each of which holds for so many positions. ``plus`` is added to every
-    norm's weight. ``weightless``: the kind of norms that have no weights; with RMS the norms of heads have none either.
-    ``embedding_norm``: a norm follows the embedding. ``tied``: whether the LM head is the embedding by default.
-    ``head_rows`` (0: the whole vocabulary): the LM head has only the first so many tokens, and no other is ever chosen.
+    query is multiplied by factors[its position // positions]. ``plus`` is added to every norm's weight. ``weightless``:
+    the kind of norms that have no weights; with RMS the norms of heads have none either. ``embedding_norm``: a norm
+    follows the embedding. ``tied``: whether the LM head is the embedding by default. ``head_rows`` (0: the whole
+    vocabulary): the LM head has only the vocabulary's first ``head_rows`` tokens; no other is ever chosen.
     ``attention`` and ``mixer`` replace the usual attention and the gated layer.
     """
 
