@@ -27,7 +27,8 @@ OPT: dict[str, Any] = {
     "num_attention_heads": 6,
     "max_position_embeddings": 128,
 }
-BIGCODE: dict[str, Any] = {"vocab_size": 203, "n_embd": 96, "n_layer": 2, "n_head": 6, "n_positions": 128, "n_inner": 200}
+GPT: dict[str, Any] = {"vocab_size": 203, "n_embd": 96, "n_layer": 2, "n_head": 6, "n_positions": 128}
+BIGCODE: dict[str, Any] = GPT | {"n_inner": 200}
 
 
 def _rope(kind: str, **more: Any) -> dict[str, Any]:
@@ -51,6 +52,7 @@ NEOX: dict[str, Any] = {
     "num_attention_heads": 6,
     "max_position_embeddings": 128,
 }
+JAPANESE = {key: size for key, size in NEOX.items() if key != "intermediate_size"} | {"intermediate_multiple_size": 2}
 
 
 def _long_rope(pairs: int, original: int = 48) -> dict[str, Any]:
@@ -142,6 +144,22 @@ MPT: dict[str, Any] = {"vocab_size": 203, "d_model": 96, "n_layers": 2, "n_heads
 FALCON_RW = FALCON | {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
 
 # 80 columns are divided by 16 only; transformers takes the width that is stated, not the one that "expand" says.
+ZAMBA2 = {
+    "vocab_size": 203,
+    "hidden_size": 96,
+    "intermediate_size": 200,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 128,
+    "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+    "n_mamba_heads": 4,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 3,
+    "chunk_size": 8,
+    "adapter_rank": 16,
+    "num_mem_blocks": 2,
+    "time_step_min": 1e-9,
+}
 MAMBA1: dict[str, Any] = {"vocab_size": 203, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 6, "conv_kernel": 3}
 
 # name: (model_type, configuration)
@@ -366,6 +384,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {key: value for key, value in _long_rope(4, 192).items() if key != "original_max_position_embeddings"},
     ),
     "neox": ("gpt_neox", NEOX),
+    "neox-japanese": ("gpt_neox_japanese", JAPANESE),
+    "neox-japanese-part": (
+        "gpt_neox_japanese",
+        JAPANESE
+        | {"tie_word_embeddings": False, "hidden_act": "relu"}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+    ),
     "neox-serial": (
         "gpt_neox",
         NEOX
@@ -480,6 +505,15 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-by-layer": (
         "gpt2",
         BIGCODE | {"scale_attn_by_inverse_layer_idx": True, "n_inner": None, "tie_word_embeddings": False},
+    ),
+    "gpt": ("openai-gpt", GPT),
+    "gpt-untied": ("openai-gpt", GPT | {"afn": "relu", "tie_word_embeddings": False}),
+    "zamba2": ("zamba2", ZAMBA2),
+    "zamba2-adapted": (
+        "zamba2",
+        ZAMBA2
+        | {"use_shared_attention_adapter": True, "use_mem_rope": True, "mamba_ngroups": 2, "add_bias_linear": True}
+        | {"hidden_act": "silu"},
     ),
     "stablelm": ("stablelm", LLAMA | {"use_qkv_bias": True}),
     "stablelm-parallel": ("stablelm", LLAMA | {"use_parallel_residual": True, "qk_layernorm": True}),
@@ -959,6 +993,7 @@ OF_SEVERAL_KINDS = (
     "jamba",
     "mamba",
     "falcon-mamba",
+    "zamba2",
 )
 # Buffers of routers that correct the choice of experts; untrained ones are zero.
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")

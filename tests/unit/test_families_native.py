@@ -141,6 +141,10 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
     if kind == "gpt_bigcode":
         # Unscaled scores of large heads amplify any rounding, so that no bound would say anything.
         return common | dict(n_embd=heads * head_size, n_head=heads, n_inner=ffn, scale_attn_weights=True)
+    if kind == "openai-gpt":
+        return common | dict(n_embd=heads * head_size, n_head=heads)
+    if kind == "gpt_neox_japanese":
+        return common | dict(hidden_size=heads * head_size, num_attention_heads=heads)
     if kind in ("gpt2", "gptj", "codegen"):
         heads = -(-heads // 4) * 4 if kind == "codegen" else heads  # its heads lie in four shares
         rotated = {} if kind == "gpt2" else {"rotary_dim": 8}
@@ -165,6 +169,12 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         size, groups = 16 * int(random.integers(1, 4)), int(random.choice([1, 3]))
         sizes = dict(num_heads=2 * groups, head_dim=size, n_groups=groups, hidden_size=groups * size)
         return common | sizes | dict(state_size=int(random.integers(5, 40)))
+    if kind == "zamba2":
+        # Twice the width is shared out among heads of whole vectors, of attention and of the scan.
+        hidden = 8 * heads * int(random.integers(1, 5))
+        sizes = dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads, n_mamba_heads=heads)
+        sizes |= dict(mamba_ngroups=1, tie_word_embeddings=True)
+        return common | sizes | dict(mamba_d_state=int(random.integers(5, 40)), adapter_rank=int(random.integers(5, 40)))
     if kind == "falcon":
         kv = {"num_kv_heads": kv_heads} if settings.get("new_decoder_architecture") else {}
         return common | kv | dict(hidden_size=heads * head_size, num_attention_heads=heads, ffn_hidden_size=ffn)

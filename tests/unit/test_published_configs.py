@@ -36,6 +36,7 @@ SIZES = (
         "c4ai-command-r7b-12-2024": 8_000,
         "phi-2": 2_780,
         "gpt2": 124,
+        "openai-gpt": 116,
         "stablelm-3b-4e1t": 2_800,
         "gpt-j-6b": 6_050,
         "codegen-2B-mono": 2_780,

@@ -62,8 +62,10 @@ TOKENS = torch.randint(0, 203, (4 * LENGTH,), generator=torch.Generator().manual
 WINDOWS = tuple(tuple(row) for row in TOKENS.view(4, LENGTH).tolist())
 FORM = Form(4, 32, True, torch.float16)
 # Layers of one kind each, whose feeders are counted; test_quantise_mixtures.py has the others. GPT-2's matrices lie turned
-# round.
-WITHOUT_STATE = [name for name in TINY if not name.startswith((*OF_SEVERAL_KINDS, "gpt2"))]
+# round, as GPT's.
+WITHOUT_STATE = [
+    name for name, (kind, _) in TINY.items() if not name.startswith(OF_SEVERAL_KINDS) and kind not in ("gpt2", "openai-gpt")
+]
 # What takes factors in each layer: norms of attention and feed-forward, values, and (where nothing but the factor's sign
 # matters between the two matrices) the feed-forward's inside.
 FEEDERS = {
@@ -121,6 +123,8 @@ FEEDERS = {
     "biogpt-untied": 4,
     "ettin": 4,
     "neox": 3,
+    "neox-japanese": 3,
+    "neox-japanese-part": 4,
     "starcoder2": 3,
     "cohere": 3,
     "cohere2": 3,

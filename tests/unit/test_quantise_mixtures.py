@@ -37,8 +37,8 @@ from outrider.workers.quantising.quantiser import program_of, quantise, read
 from outrider.workers.quantising.scales import apply
 from outrider.workers.quantising.summary import QuantiseSummary
 
-# Not those whose experts are one matrix; with those whose layers are of several kinds.
-WITH_STATE = [name for name in TINY if name.startswith(OF_SEVERAL_KINDS)]
+# Not those whose experts are one matrix; with those whose layers are of several kinds, but not where these share weights.
+WITH_STATE = [name for name in TINY if name.startswith(OF_SEVERAL_KINDS) and not name.startswith("zamba2")]
 QUANTISED = [name for name in MIXTURES if not name.startswith("dbrx")] + WITH_STATE
 # Widths that groups of 32 divide.
 WIDTHS = {"intermediate_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "head_dim": 32}

@@ -32,6 +32,7 @@ from outrider.workers.models.families import (
     gpt_bigcode,
     gpt_neo,
     gpt_neox,
+    gpt_neox_japanese,
     gptj,
     granite,
     hrm_text,
@@ -61,6 +62,7 @@ from outrider.workers.models.families import (
     relu_squared,
     stablelm,
     starcoder2,
+    zamba2,
 )
 from outrider.workers.models.families.eagle3 import eagle3
 from outrider.workers.models.families.parts import Begin
@@ -113,6 +115,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "gpt_bigcode": gpt_bigcode.gpt_bigcode,
     "gpt_neo": gpt_neo.gpt_neo,
     "gpt_neox": gpt_neox.gpt_neox,
+    "gpt_neox_japanese": gpt_neox_japanese.gpt_neox_japanese,
     "gpt_oss": mixtures.gpt_oss,
     "gptj": gptj.gptj,
     "granite": granite.granite,
@@ -159,6 +162,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "olmo3": olmo.olmo3,
     "olmo_hybrid": olmo_hybrid.olmo_hybrid,
     "olmoe": mixtures.olmoe,
+    "openai-gpt": gpt2.openai_gpt,
     "opt": opt.opt,
     "persimmon": persimmon.persimmon,
     "phi": phi.phi,
@@ -180,6 +184,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "starcoder2": starcoder2.starcoder2,
     "vaultgemma": gemma.vaultgemma,
     "youtu": latent.youtu,
+    "zamba2": zamba2.zamba2,
 }
 
 
