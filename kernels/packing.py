@@ -17,8 +17,6 @@ Tables and vectors are plain rows of fp32, bf16 or fp16.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -237,16 +235,3 @@ def weight_offsets(program: Program) -> tuple[list[int], int]:
         size = packed_size(weight)
         end += size + -size % ALIGNMENT
     return offsets, end
-
-
-def pack_program(program: Program, matrices: Sequence[Matrix]) -> NDArray[np.uint8]:
-    """All weights of a program packed into one array, slowly: for tests and small models."""
-    offsets, size = weight_offsets(program)
-    # The array starts at a multiple of 64 bytes, as the kernels ask.
-    raw = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    memory = raw[start : start + size]
-    for weight, offset, matrix in zip(program.weights, offsets, matrices, strict=True):
-        packed = pack(weight, matrix)
-        memory[offset : offset + packed.size] = packed
-    return memory

@@ -18,8 +18,3 @@ def environment() -> Environment:
 
 def render(template: str, /, **given: object) -> str:
     return environment().get_template(template).render(**given)
-
-
-def render_macro(name: str, given: object) -> str:
-    """Render a single macro of macros.html."""
-    return str(getattr(environment().get_template("macros.html").module, name)(given))

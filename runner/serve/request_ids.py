@@ -17,7 +17,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Kept for the answer to what nobody has foreseen, which is written outside of this.
+        # In the scope, since the answer to an unforeseen exception is written outside of this middleware.
         scope[HEADER] = name = f"req_{secrets.token_hex(16)}"
 
         async def named(message: Message) -> None:

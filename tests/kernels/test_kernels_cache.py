@@ -21,12 +21,13 @@ from kernel_models import (
     all_logits,
     assert_same_bits,
     build,
+    pack_program,
     packed,
     random_matrices,
     tokens,
 )
 
-from outrider.kernels import library, packing
+from outrider.kernels import library
 from outrider.kernels.library import CacheFull, KernelError
 from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Cache, Format, Kind
@@ -152,7 +153,7 @@ def test_what_a_block_held_before_is_never_seen() -> None:
     matrices[embed.weight][strange] = 0.0
     matrices[embed.weight][strange, 0] = 1.0
     matrices[linear.weight][2 * shape.width :, 0] = 1e38  # the rows of the values
-    model = Packed(program, packing.pack_program(program, matrices))
+    model = Packed(program, pack_program(program, matrices))
     text = [token % strange for token in tokens(shape, 70)]
     with model.model() as engine:
         wanted = all_logits(engine, engine.open(), text)
@@ -175,7 +176,7 @@ def test_values_that_are_no_numbers_are_refused_as_in_16_bits() -> None:
     matrices[embed.weight][7, [0, 128]] = 1.0
     values = matrices[linear.weight][2 * shape.width :]
     values[:, 0], values[:, 128] = 3e38, -3e38
-    memory = packing.pack_program(program, matrices)
+    memory = pack_program(program, matrices)
     for cache in (Cache.BF16, Cache.INT8):
         with (
             Packed(replace(program, cache=cache), memory).model() as engine,

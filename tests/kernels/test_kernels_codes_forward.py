@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from coded_models import model_of
-from kernel_models import LLAMA, Packed, all_logits, assert_same_bits, build, random_matrices, tokens
+from kernel_models import LLAMA, Packed, all_logits, assert_same_bits, build, pack_program, random_matrices, tokens
 from quantised_rows import SCHEMES, random_rows
 
 from outrider.kernels import library, packing, storage
@@ -123,7 +123,7 @@ def test_a_head_in_fp16_scores_as_one_in_fp32(isa, monkeypatch):
         weight = replace(program.weights[head], format=format, group=0, storage=None)
         weights = tuple(weight if index == head else each for index, each in enumerate(program.weights))
         changed = replace(program, weights=weights)
-        with Packed(changed, packing.pack_program(changed, matrices)).model() as engine:
+        with Packed(changed, pack_program(changed, matrices)).model() as engine:
             found.append(all_logits(engine, engine.open(), tokens(LLAMA, 40), (1, 7, 2, 12)))
     assert_same_bits(found[0], found[1])
 
@@ -139,7 +139,7 @@ def test_an_order_is_applied_to_the_activations():
         unordered = replace(weight, format=Format.FP32, group=0, storage=None, ordered=False)
         weights.append((unordered if weight.ordered else weight, packing.unpack(weight, part)))
     program = replace(ordered.program, weights=tuple(weight for weight, _ in weights))
-    plain = Packed(program, packing.pack_program(program, [matrix for _, matrix in weights]))
+    plain = Packed(program, pack_program(program, [matrix for _, matrix in weights]))
     text = tokens(shape, 20)
     with ordered.model() as engine, plain.model() as other:
         found, wanted = all_logits(engine, engine.open(), text), all_logits(other, other.open(), text)
@@ -157,7 +157,7 @@ def test_activations_of_very_different_sizes_lose_nothing_that_matters(format, s
             matrix[:, 5] = size
         elif not weight.table and weight.columns == LLAMA.width:
             matrix[:, 5] = 0
-    model = Packed(program, packing.pack_program(program, matrices))
+    model = Packed(program, pack_program(program, matrices))
     text = tokens(LLAMA, 12)
     wanted = ReferenceModel(program, model.memory).logits(text)
     with model.model() as engine:

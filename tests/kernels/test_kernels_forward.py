@@ -32,12 +32,13 @@ from kernel_models import (
     assert_same_bits,
     build,
     in_turn,
+    pack_program,
     packed,
     random_matrices,
     tokens,
 )
 
-from outrider.kernels import library, packing
+from outrider.kernels import library
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeStopRule
 from outrider.kernels.program import Activation, Cache, Format, Kind
@@ -598,7 +599,7 @@ def test_a_branch_without_finite_scores_is_as_if_it_had_not_been_tried():
     program = build(OPT, Format.FP32)
     matrices = random_matrices(program)
     matrices[next(index for index, weight in enumerate(program.weights) if weight.table and weight.rows > 1)][13] = 3e38
-    model = Packed(program, packing.pack_program(program, matrices))
+    model = Packed(program, pack_program(program, matrices))
     with model.model() as engine:
         row = engine.open()
         [alone] = engine.forward([NativeFeed(engine.open(), [1, 2, 3], 3)])
@@ -740,7 +741,7 @@ def test_numbers_that_are_not_finite_are_refused_in_every_format(
     weight = next(op for op in program.ops if op.kind is kind).weight
     matrices[weight][7 if kind is Kind.EMBED else 0] = 3e38
     with (
-        Packed(program, packing.pack_program(program, matrices)).model() as engine,
+        Packed(program, pack_program(program, matrices)).model() as engine,
         pytest.raises(KernelError, match="not a finite number"),
     ):
         engine.forward([NativeFeed(engine.open(), [1, 2, 7])])
@@ -760,7 +761,7 @@ def test_a_key_alone_that_is_no_number_is_refused(cache: Cache, isa: str, monkey
     matrices[embed.weight][7, [0, 128]] = 1.0
     keys = matrices[linear.weight][shape.width : 2 * shape.width]
     keys[:, 0], keys[:, 128] = 3e38, -3e38
-    with Packed(program, packing.pack_program(program, matrices)).model() as engine:
+    with Packed(program, pack_program(program, matrices)).model() as engine:
         assert np.isfinite(engine.forward([NativeFeed(engine.open(), [1, 2, 3], logits=1)])[0].logits).all()
         # Only what comes behind it sees that key, among many others.
         row = engine.open()
@@ -793,7 +794,7 @@ def test_what_is_no_number_comes_through_every_activation(
     # What comes before it is nothing but the norm's bias, infinite as bf16: times 0 that is no number.
     matrices[norm.weight][:] = 0.0
     matrices[norm.bias][0, 0], matrix[:, 0] = 3.4e38, 0.0
-    memory = packing.pack_program(program, matrices)
+    memory = pack_program(program, matrices)
     with Packed(program, memory).model() as engine, pytest.raises(KernelError, match="not a finite number"):
         engine.forward([NativeFeed(engine.open(), [1, 2, 3])])
 

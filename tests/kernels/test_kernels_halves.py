@@ -21,12 +21,13 @@ from kernel_models import (
     Shape,
     assert_same_bits,
     build,
+    pack_program,
     packed,
     random_matrices,
 )
 from numpy.typing import NDArray
 
-from outrider.kernels import library, packing
+from outrider.kernels import library
 from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Cache, Format
 
@@ -78,7 +79,7 @@ def answers(
 @pytest.mark.parametrize("shape", list(DIVIDED.values()), ids=list(DIVIDED))
 def test_halves_make_the_bits_of_whole_passes(shape: Shape, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     program = replace(build(shape, Format.W4A8), cache=cache)
-    model = Packed(program, packing.pack_program(program, random_matrices(program)))
+    model = Packed(program, pack_program(program, random_matrices(program)))
     for threads in (1, 2, 3):
         whole = answers(model, threads, "0", monkeypatch)
         for found, wanted in zip(answers(model, threads, "1", monkeypatch), whole, strict=True):
@@ -90,7 +91,7 @@ def test_halves_make_the_bits_of_whole_passes(shape: Shape, cache: Cache, monkey
 @pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8], ids=["bf16", "int8"])
 def test_a_row_with_more_blocks_than_are_asked_for_at_once(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     program = replace(build(replace(PAIRED, layers=2, context=4_200), Format.W4A8), cache=cache)
-    model = Packed(program, packing.pack_program(program, random_matrices(program)))
+    model = Packed(program, pack_program(program, random_matrices(program)))
     made = []
     for halves in ("0", "1"):
         monkeypatch.setenv("OUTRIDER_HALVES", halves)

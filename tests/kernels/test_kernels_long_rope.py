@@ -4,9 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_models import CAPPED, LONG, Packed, all_logits, assert_same_bits, build, packed, random_matrices, tokens
+from kernel_models import (
+    CAPPED,
+    LONG,
+    Packed,
+    all_logits,
+    assert_same_bits,
+    build,
+    pack_program,
+    packed,
+    random_matrices,
+    tokens,
+)
 
-from outrider.kernels import packing
 from outrider.kernels.library import CacheFull, KernelError
 from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeStopRule
 from outrider.kernels.program import Format, Kind
@@ -184,7 +194,7 @@ def test_what_is_not_finite_is_refused_beside_a_row_that_crosses_over() -> None:
     embed = next(op for op in program.ops if op.kind is Kind.EMBED)
     matrices[embed.weight][7] = 3e38
     text = [token % 7 for token in tokens(CAPPED, SWITCH + 2)]
-    with Packed(program, packing.pack_program(program, matrices)).model() as engine:
+    with Packed(program, pack_program(program, matrices)).model() as engine:
         crossing = engine.open()
         engine.forward([NativeFeed(crossing, text[: SWITCH - 2], choose=0)])
         # Its choices before the switch and behind it take a pass each.

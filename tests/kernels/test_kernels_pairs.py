@@ -11,6 +11,7 @@ from kernel_models import (
     assert_bits_of_generic,
     assert_same_bits,
     build,
+    pack_program,
     random_matrices,
     stored,
     tokens,
@@ -41,7 +42,7 @@ def model_of(shape: Shape, group: int, codes: str) -> Packed:
         for matrix in matrices:
             if matrix.shape[0] > 1:
                 matrix[:, :320] = np.abs(matrix[:, :320]) * np.where(np.arange(matrix[:, :320].shape[1]) % 8 < 4, -1, 1)
-    return Packed(program, packing.pack_program(program, matrices))
+    return Packed(program, pack_program(program, matrices))
 
 
 @pytest.mark.one_in(4)
@@ -78,7 +79,7 @@ def test_floats_are_those_of_avx512bf16(format, monkeypatch):
     if "avx512pairs" not in library.available_instruction_sets():
         pytest.skip("no AVX-512 with bf16 here")
     program = build(WHOLE, format)
-    model, text = Packed(program, packing.pack_program(program, random_matrices(program))), tokens(WHOLE, 60)
+    model, text = Packed(program, pack_program(program, random_matrices(program))), tokens(WHOLE, 60)
     found, names = [], set()
     for isa in ("avx512bf16", "avx512pairs"):
         monkeypatch.setenv("OUTRIDER_ISA", isa)

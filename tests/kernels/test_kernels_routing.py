@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_models import Packed, assert_same_bits
+from kernel_models import Packed, assert_same_bits, pack_program
 from numpy.typing import NDArray
 
-from outrider.kernels import library, packing
+from outrider.kernels import library
 from outrider.kernels.builder import Builder
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeFeed
@@ -48,7 +48,7 @@ def routed(scores: Scores, chosen: int, corrections: Scores, way: dict[str, Any]
     program = builder.finish(builder.linear(route, [Tensor("head", (count, 2 * chosen))]))
     contents = {"scores": scores, "corrections": corrections[None], "head": np.eye(count, 2 * chosen, dtype=np.float32)}
     contents["factors"] = contents["corrections"] + np.float32(2)
-    return Packed(program, packing.pack_program(program, [contents[weight.sources[0].name] for weight in program.weights]))
+    return Packed(program, pack_program(program, [contents[weight.sources[0].name] for weight in program.weights]))
 
 
 def found(model: Packed, count: int, chosen: int) -> Scores:

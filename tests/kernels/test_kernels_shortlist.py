@@ -15,10 +15,10 @@ import pytest
 from coded_models import model_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_models import LLAMA, Packed, Shape, all_logits, assert_same_bits, packed, random_matrices, tokens
+from kernel_models import LLAMA, Packed, Shape, all_logits, assert_same_bits, pack_program, packed, random_matrices, tokens
 from quantised_rows import SCHEMES
 
-from outrider.kernels import library, packing
+from outrider.kernels import library
 from outrider.kernels.builder import Builder
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeStopRule
@@ -128,7 +128,7 @@ def with_head(head: Callable[[Builder, Slice], Slice]) -> Packed:
     parts = builder.linear(x, [Tensor(name, (width, width)) for name in "qkv"]).split(width, width, width)
     x = builder.attention(*parts, heads=2, kv_heads=2)
     program = builder.finish(head(builder, x))
-    return Packed(program, packing.pack_program(program, random_matrices(program)))
+    return Packed(program, pack_program(program, random_matrices(program)))
 
 
 def test_a_bias_moves_with_its_row():
@@ -199,13 +199,12 @@ def test_a_head_whose_vocabulary_is_shortened_already_is_refused():
 NO_MEMORY_FOR_A_SHORTLIST = r"""
 import re, resource
 from pathlib import Path
-from kernel_models import Packed, Shape, all_logits, build, random_matrices, stored, tokens
-from outrider.kernels import packing
+from kernel_models import Packed, Shape, all_logits, build, pack_program, random_matrices, stored, tokens
 from outrider.kernels.library import KernelError
 from outrider.kernels.program import Codes, Format, Scales, Storage
 shape = Shape(width=640, heads=8, kv_heads=4, inner=64, layers=1, vocabulary=20_000)
 program = stored(build(shape, Format.W4A8), group=128, storage=Storage(Codes.INT4, Scales.WORDS, zeros=True))
-model = Packed(program, packing.pack_program(program, random_matrices(program))).model()
+model = Packed(program, pack_program(program, random_matrices(program))).model()
 text = tokens(shape, 30)
 every = all_logits(model, model.open(), text)
 unlimited = resource.getrlimit(resource.RLIMIT_AS)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from kernel_models import Packed, Shape, assert_bits_of_generic, build, random_matrices, stored, tokens
+from kernel_models import Packed, Shape, assert_bits_of_generic, build, pack_program, random_matrices, stored, tokens
 
-from outrider.kernels import library, packing
+from outrider.kernels import library
 from outrider.kernels.program import Format
 
 # Columns of whole groups of 128 and a narrow one, and so many words that some occur once.
@@ -24,7 +24,7 @@ def model_of(format: Format, group: int, density: float, sign: int) -> Packed:
             matrix = (np.sign(matrix) / 8).astype(np.float32)
             matrix[::3] = sign / 8
         matrices.append(matrix)
-    return Packed(program, packing.pack_program(program, matrices))
+    return Packed(program, pack_program(program, matrices))
 
 
 # 32767 / 8 is what 34 channels with the largest activation add up to, of 64: groups are on either side.

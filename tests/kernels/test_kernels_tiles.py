@@ -1,7 +1,7 @@
 """Codes on AMX tiles (kernels/src/linear_amx.inc): the same bits at every number of rows."""
 
 import pytest
-from kernel_models import Packed, Shape, assert_bits_of_generic, build, random_matrices, stored, tokens
+from kernel_models import Packed, Shape, assert_bits_of_generic, build, pack_program, random_matrices, stored, tokens
 
 from outrider.kernels import library, packing
 from outrider.kernels.program import Codes, Format, Scales, Storage
@@ -27,6 +27,6 @@ def test_tiles_at_every_number_of_rows(format, group, storage, monkeypatch):
     if "amx" not in library.available_instruction_sets():
         pytest.skip("no AMX here")
     program = stored(build(SHAPE, format), group=group, storage=storage)
-    model = Packed(program, packing.pack_program(program, random_matrices(program, seed=3)))
+    model = Packed(program, pack_program(program, random_matrices(program, seed=3)))
     sizes = ((9, 16, 17, 31, 32), (33, 34, 37, 63), (65, 66), (97,), (129, 31))
     assert_bits_of_generic(model, "amx", tokens(SHAPE, 260), sizes, monkeypatch)

@@ -404,7 +404,7 @@ class Packed:
 
 def packed(shape: Shape, precision: Format, seed: int = 0) -> Packed:
     program = build(shape, precision)
-    return Packed(program, packing.pack_program(program, random_matrices(program, seed)))
+    return Packed(program, pack_program(program, random_matrices(program, seed)))
 
 
 def tokens(shape: Shape, count: int, seed: int = 1) -> list[int]:
@@ -437,3 +437,16 @@ def assert_bits_of_generic(
     with model.model(threads=2) as engine:
         for each in pieces:
             assert_same_bits(all_logits(engine, engine.open(), text, each), wanted)
+
+
+def pack_program(program: Program, matrices: Sequence[packing.Matrix]) -> NDArray[np.uint8]:
+    """All weights of a program packed into one array, slowly."""
+    offsets, size = packing.weight_offsets(program)
+    # The array starts at a multiple of 64 bytes, as the kernels ask.
+    raw = np.zeros(size + packing.ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % packing.ALIGNMENT
+    memory = raw[start : start + size]
+    for weight, offset, matrix in zip(program.weights, offsets, matrices, strict=True):
+        packed = packing.pack(weight, matrix)
+        memory[offset : offset + packed.size] = packed
+    return memory

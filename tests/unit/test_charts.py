@@ -23,10 +23,14 @@ from outrider.runner.report.charts import (
     ticks,
     time_ticks,
 )
-from outrider.runner.report.render import render_macro
+from outrider.runner.report.render import environment
 from outrider.runner.report.sections import Table
 
 ATTACK = '<script>alert("1")</script>&\''
+
+
+def render_macro(name: str, given: object) -> str:
+    return str(getattr(environment().get_template("macros.html").module, name)(given))
 
 
 def drawn(figure: Figure) -> ElementTree.Element:

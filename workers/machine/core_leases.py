@@ -1,14 +1,14 @@
 """Host-wide leases of cores and accelerators, across all Rays and all users of a host.
 
 A lease is a lock (flock) on a file under /dev/shm, held by the process that uses the core. The kernel releases it when that
-process ends, however it ends. Claims that agree to share (``--share-cores``) keep
-out those that do not, and the other way round. The files themselves stay: removing one that another
-process is about to lock would let two hold "the" lease. Containers with a /dev/shm of their own do not see each other.
+process ends, however it ends. Shared claims (``--share-cores``) exclude the others, and the other way round. The files
+stay: if one were removed that another process is about to lock, two processes could hold "the" lease. Containers with a
+/dev/shm of their own do not see each other.
 
-Each user has a folder of his own, ``outrider-cores-<uid>``, directly in a folder where nobody else can remove or replace
-it: others can open its files for reading and lock them, and change nothing. A claim first locks
-its own user's files and then looks whether another user's file of the same name is locked, so two users' claims that come
-in the same moment never both hold a lease; the user with the smaller number gets it.
+Each user has a folder, ``outrider-cores-<uid>``, where nobody else can remove or replace it: others can open its files for
+reading and lock them, and change nothing. A claim first locks its own user's files and then looks whether another user's
+file of the same name is locked, so of two users' claims in the same moment only one gets the lease, that of the smaller
+uid.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOLDER_MODE, FILE_MODE = 0o755, 0o644
 # Not where TMPDIR points: all users must look in the same place.
 ROOTS = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))
 POLL_SECONDS = 0.05
-# ``holders`` takes a lock for an instant to see whether it is free; a claim must not fail because of that.
+# ``holders`` locks a file for an instant to see whether it is free, so a claim that is refused tries again.
 INSTANT_TRIES = 3
 INSTANT_SECONDS = 0.002
 

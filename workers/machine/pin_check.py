@@ -193,7 +193,7 @@ def nodes_of(address: int, length: int, samples: int = 256) -> dict[int, int]:
     status = (ctypes.c_int * count)()
     if library.move_pages(0, ctypes.c_ulong(count), pages, None, status, 0) != 0:
         return {}
-    # Negative is an error number: a page that nobody has touched yet.
+    # A negative number is an error: a page that was never touched.
     return dict(sorted(Counter(node for node in status if node >= 0).items()))
 
 

@@ -54,7 +54,7 @@ class Pin:
     device_selector: str = ""
 
     def __post_init__(self) -> None:
-        # These go into a command line that a shell reads: integers only, and nothing else that a plan might carry.
+        # These go into a command line that a shell reads, so anything but an integer is refused.
         numbers = (*self.cores, *self.memory_nodes, self.threads)
         if not all(type(number) is int and 0 <= number < LARGEST_ID for number in numbers):
             raise PlacementError(f"cores, memory nodes and threads must be numbers from 0 to {LARGEST_ID - 1}: {numbers}")
@@ -65,7 +65,7 @@ class Pin:
 
     @property
     def local_device(self) -> str:
-        """What torch calls the device inside the worker, which is shown only its own."""
+        """torch's name of the device inside the worker, which sees no other."""
         return self.device if self.device == "cpu" else f"{self.device.partition(':')[0]}:0"
 
 
@@ -193,7 +193,7 @@ def _working_preloads(attempt: Runner, warnings: list[str]) -> list[str]:
 
 
 def _attempt(command: Sequence[str], environment: dict[str, str]) -> str | None:
-    """Run a command that should do nothing. None if it did; else the first line of its complaint."""
+    """Run a command that does nothing; None where it succeeds, else the first line of its error."""
     try:
         done = subprocess.run(
             command, env=os.environ | environment, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False

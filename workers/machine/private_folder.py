@@ -34,7 +34,7 @@ TRIES = 5
 
 
 class Unfit(Exception):
-    """Why a root is not used."""
+    """A folder that is not used; the message says why."""
 
 
 def roots() -> list[Path]:
@@ -45,7 +45,7 @@ def roots() -> list[Path]:
 
 
 def base_folder(root: Path) -> Path:
-    """This user's folder under a root, made if need be and looked at anew each time; Unfit where it is not safe."""
+    """This user's folder under a root, made if it is missing and checked at every call; Unfit where it is not safe."""
     check_ancestors(root)
     folder = root / f"outrider-{os.getuid()}"
     try:
@@ -69,9 +69,9 @@ def check_private(folder: Path) -> None:
 
 
 def check_ancestors(root: Path) -> None:
-    """Whoever may rename a folder above ours could put another one in its place."""
+    """Unfit where another user could rename a folder above ours, and so put another one in its place."""
     try:
-        # Who owns the topmost folder can do everything, whatever the number is that a container shows for root.
+        # The owner of / is root, although a container may show another number for it.
         trusted = {0, os.getuid(), Path("/").stat().st_uid}
         for each in (root, *root.parents):
             status = each.lstat()
@@ -147,7 +147,7 @@ def _check_tools(base: Path, beneath: int) -> None:
     except OSError as error:
         raise Unfit(f"{base} cannot hold a socket: {error.strerror}") from None
     finally:
-        # A file system that takes none, being read-only, lets none be removed either.
+        # On a read-only file system there is nothing to remove, and trying is an error.
         with suppress(OSError):
             (base / name).unlink()
     lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -174,7 +174,7 @@ def _made_and_locked(base: Path) -> tuple[Path, int]:
 
 
 def _locked(folder: Path) -> int | None:
-    """Its lock, if nobody has it and the folder is there still."""
+    """The folder's lock (a descriptor); None where another process holds it, or the folder is gone."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -243,7 +243,7 @@ def _small_number(key: str, value: int, values: Mapping[str, Any], sizes: ModelS
         return _latent_head(value, values)
     if key == "num_heads" and "state_size" in values:
         return STATE
-    if key in ("attention_hidden_size", "attention_head_dim") and "mamba_d_state" in values:  # of two streams side by side
+    if key in ("attention_hidden_size", "attention_head_dim") and "mamba_d_state" in values:  # of two concatenated streams
         return 2 * SIZES[key]
     if key in EXACT:
         return SIZES[key]

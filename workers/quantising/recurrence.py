@@ -40,7 +40,7 @@ def delta(
 def scan(
     op: Op, query: Tensor, key: Tensor, value: Tensor, steps: Tensor, numbers: Tensor, shift: Tensor, length: int
 ) -> Tensor:
-    """Token by token, all sequences at once: the state decays, takes in the value times its step, and is read."""
+    """The scan, token by token, all sequences at once: S *= decay; S += k (v * step)^T; output = S^T q + skip * v."""
     queries, keys = (part.reshape(-1, length, op.kv_heads, op.head_size) for part in (query, key))
     values = value.reshape(-1, length, op.heads, value.shape[1] // op.heads)
     if op.by_column:

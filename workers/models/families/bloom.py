@@ -9,7 +9,7 @@ from outrider.workers.models.families.alibi import slopes_of
 from outrider.workers.models.families.layer_norm import LayerNorm, Stack, attend, even_heads, finish, fused, plain
 from outrider.workers.models.families.parts import Begin, Linear
 
-# Of training; and whether products are summed as in training, where matrices were shared out.
+# Keys of training, and of the order in which partial products of divided matrices are summed.
 OF_TRAINING = ("bias_dropout_fusion", "masked_softmax_fusion", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact")
 # ALiBi has one form only.
 UNUSED = ("n_inner", "offset_alibi")

@@ -32,7 +32,7 @@ def cohere(config: Config, begin: Begin) -> Program:
 def cohere2(config: Config, begin: Begin) -> Program:
     """Layers without a window have no rope either."""
     heads, context = _heads(config), config.size("max_position_embeddings", 8192)
-    config.get("use_parallel_embedding")  # of training on several machines
+    config.get("use_parallel_embedding")  # of training on several machines only
     # Of the model's own code, which can do more than has been published.
     for key, value in (
         ("layer_switch", config.size("sliding_window_pattern", 4)),
@@ -51,7 +51,7 @@ def cohere2(config: Config, begin: Begin) -> Program:
     return _decoder(config, begin, heads, ropes, windows(config, types, config.window(4096)), False)
 
 
-# Of the positions of pictures, and of classifiers.
+# Keys of positions in pictures.
 OF_COMPASS = ("mrope_section", "mrope_interleaved")
 
 

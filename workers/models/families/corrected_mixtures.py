@@ -244,7 +244,7 @@ def afmoe(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, head_size=128, epsilon=1e-5, heads=16)
     for key, always in AFMOE_ALWAYS.items():
         config.only(key, always)
-    config.get("load_balance_coeff")  # of training
+    config.get("load_balance_coeff")  # of training only
     every, dense = config.size("global_attn_every_n_layers", 4), config.whole("num_dense_layers", 1)
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if (layer + 1) % every else FULL)
     each = windows(config, types, config.window(1024))

@@ -17,13 +17,13 @@ from outrider.workers.models.rope import Rope, read_rope
 
 # torch's, which no configuration states.
 EPSILON = 1e-5
-# Of training, and what is said elsewhere: that the base of rope is the same, model_info.py has seen.
+# Keys of training, and ones that repeat others. (model_info.py refuses another base of rope here than at the top level.)
 OF_ATTENTION = ("attn_pdrop", "rope_theta", "model_type")
 OF_EXPERTS = ("moe_jitter_eps", "moe_loss_weight", "model_type", "hidden_size", "uniform_expert_assignment")
 
 
 def dbrx(config: Config, begin: Begin) -> Program:
-    for key in ("emb_pdrop", "num_key_value_heads"):  # of training; what "attn_config" says
+    for key in ("emb_pdrop", "num_key_value_heads"):  # of training; a copy of attn_config's
         config.get(key)
     config.only("tie_word_embeddings", False)
     hidden, layers = config.size("d_model", 2048), config.size("n_layers", 24)

@@ -19,7 +19,7 @@ def exaone(config: Config, begin: Begin) -> Program:
     for key, value in (("num_layers", sizes.layers), ("layer_norm_epsilon", sizes.epsilon), ("hidden_act", named)):
         # Where both names are there and differ, which counts depends on their order.
         config.only(key, value)
-    config.get("embed_dropout")  # of training
+    config.get("embed_dropout")  # of training only
     for key in ("attention_bias", "mlp_bias"):
         config.only(key, False)
     rope = read_rope(config, sizes.head_size, sizes.context, theta=500000.0)

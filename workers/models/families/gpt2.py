@@ -27,7 +27,7 @@ def gpt2(config: Config, begin: Begin) -> Program:
     norm = LayerNorm(hidden, config.number("layer_norm_epsilon", 1e-5))
     function = activation(config, "activation_function", "gelu_new")
     config.only("add_cross_attention", False)
-    config.get("reorder_and_upcast_attn")  # of mixed precision: where scores are computed in fp32, as they are here
+    config.get("reorder_and_upcast_attn")  # of mixed precision: scores in fp32, as they always are here
     scale = heads.size**-0.5 if config.flag("scale_attn_weights", True) else 1.0
     by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
 

@@ -21,7 +21,7 @@ def hrm_text(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, head_size=128, layers=16)
     for key, always in (("num_key_value_heads", sizes.heads), ("attention_bias", False), ("mlp_bias", False)):
         config.only(key, always)
-    for unused in ("L_bp_cycles", "prefix_lm"):  # of training, and of attention in both directions
+    for unused in ("L_bp_cycles", "prefix_lm"):  # of training; of attention in both directions within a prompt
         config.get(unused)
     slow, fast = config.size("H_cycles", 2), config.size("L_cycles", 3)
     layers = sizes.layers

@@ -218,7 +218,7 @@ def _of_short_rows(
 
 def youtu(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=32, ffn=6144, heads=16)
-    config.get("embedding_initializer_range")  # of training
+    config.get("embedding_initializer_range")  # of training only
     latent = read_latent(config, sizes, query_rank=1536, plain=128, value=128)
     return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), tied=True))
 

@@ -97,7 +97,7 @@ def smollm3(config: Config, begin: Begin) -> Program:
 
 
 def seed_oss(config: Config, begin: Begin) -> Program:
-    config.get("residual_dropout")  # of training
+    config.get("residual_dropout")  # of training only
     style = Style(
         qkv_bias=config.flag("attention_bias", True),
         output_bias=config.flag("attention_out_bias", False),

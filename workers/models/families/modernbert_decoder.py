@@ -9,7 +9,7 @@ from outrider.workers.models.families.layer_norm import LayerNorm, attend, even_
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, activation, layer_types, windows
 from outrider.workers.models.rope import read_ropes
 
-# Of training, of classifiers, and of other ways to compute the same.
+# Keys of training, of classifiers, and of the implementation.
 UNUSED = """
 initializer_cutoff_factor mlp_dropout cls_token_id classifier_pooling deterministic_flash_attn position_embedding_type
 repad_logits_with_grad sparse_pred_ignore_index sparse_prediction layer_norm_eps reference_compile

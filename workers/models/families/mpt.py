@@ -17,7 +17,7 @@ from outrider.workers.models.families.layer_norm import Heads, LayerNorm, Stack,
 from outrider.workers.models.families.parts import Begin, Linear
 from outrider.workers.models.families.skeleton import Mixer
 
-# Of training, of the place of weights before they are loaded, and which of several equal computations is used.
+# Keys of training, of initialisation, and of the implementation.
 HARMLESS = ("emb_pdrop", "embedding_fraction", "init_config", "init_device", "tokenizer_name", "verbose")
 HARMLESS_IN_ATTENTION = ("attn_pdrop", "attn_impl", "model_type")
 NORMS = ("low_precision_layernorm", "layernorm")

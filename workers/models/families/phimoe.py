@@ -24,7 +24,7 @@ FACTORS = ("short_mscale", "long_mscale")
 def phimoe(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=8, epsilon=1e-5)
     heads, hidden = Heads(sizes.heads, sizes.kv_heads, sizes.head_size), sizes.hidden
-    config.get("input_jitter_noise")  # of training
+    config.get("input_jitter_noise")  # of training only
     config.only("num_experts_per_tok", 2)
     count, function = number_of_experts(config, 16), activation(config, "hidden_act", "silu")
     # Scores further from the best than twice this part of it have no share.
