@@ -281,7 +281,11 @@ def test_broken_input_gets_one_clear_message(tmp_path, content, options, message
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_benchmark_that_is_ended_says_so_and_nothing_of_ray_stays(number, tmp_path):
     """SIGTERM printed Ray's stack, SIGHUP nothing; both ended it by the signal, with Ray left to notice by itself."""
-    process = start("bench", "--new-tokens", "500", "--json", "b.json", cwd=tmp_path)
+    before = signal.signal(number, signal.SIG_DFL)  # these tests may run under nohup, which the command would heed
+    try:
+        process = start("bench", "--new-tokens", "500", "--json", "b.json", cwd=tmp_path)
+    finally:
+        signal.signal(number, before)
     assert process.stdout is not None
     while not (line := process.stdout.readline()).startswith("example 2"):
         assert line, "the benchmark ended before"
