@@ -38,7 +38,7 @@ EXP_COEFFICIENTS: Final = (
     1.0,
     1.0,
 )
-# Below this, exp is zero for every purpose of ours, and the power of two that scales it stays a normal number.
+# Below this, exp is taken as zero; above, the power of two that scales it is a normal number.
 EXP_FLOOR: Final = -700.0
 SUM_LANES: Final = 16
 

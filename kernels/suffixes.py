@@ -41,7 +41,7 @@ CHUNK, OF_A_CHUNK, LEVELS, LEAST_BUCKETS, INT, PAGE = 32, 24, 3, 256, 4, 4096
 
 
 def bytes_of_answers(most: int, written: int) -> int:
-    """What the last ``most`` tokens of all answers take once this many are written; pages nobody has used are no memory."""
+    """Bytes of the last ``most`` tokens of all answers once ``written`` are written; untouched pages take no memory."""
     chunks = most // CHUNK
     if not chunks:
         return 0

@@ -1,5 +1,5 @@
-"""Standard error, written by a thread: a terminal that is held (Ctrl-S) or a pipe that nobody reads takes nothing, and
-whoever prints goes on meanwhile.
+"""Standard error, written by a thread, so that printing does not block at a held terminal (Ctrl-S) or a pipe that is not
+read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import select
 import threading
 from collections.abc import Callable
 
-# A writer waits so long for its own text, so that both outputs keep their order; not where others wait already.
+# A write waits this long until its text is out, so that standard output and error keep their order; once one has waited in
+# vain, later ones do not wait.
 PATIENCE_SECONDS = 0.5
 # A line of progress every ten seconds fills this in a day.
 MOST_BYTES = 1 << 20
@@ -18,13 +19,13 @@ PIECE_BYTES = 4096
 
 
 class Backlog(io.RawIOBase):
-    """What cannot be written yet is kept. After an error, as of a closed pipe, all that follows is dropped."""
+    """Keeps text until it can be written. After an error (a closed pipe, say) all further text is dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._left = bytearray()
         self._left_out = 0
-        # Held for each access to what is left, never while it is written.
+        # Its lock is held for each access to ``_left``, but not while a piece is written.
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._direct = self._stuck = self._broken = False
@@ -57,7 +58,7 @@ class Backlog(io.RawIOBase):
         return len(data)
 
     def finish(self, before_waiting: Callable[[], None], seconds: float | None = None) -> None:
-        """Wait, or wait some seconds, until all is written; from now on whoever prints waits for the reader."""
+        """Wait until all is written (at most ``seconds``); later writes block until they are read."""
         with self._changed:
             if not self._is_empty():
                 before_waiting()

@@ -11,13 +11,13 @@ _times = 0
 
 
 def times() -> int:
-    """How many SIGCONT have come within ``counted``. The kernel sends one to whatever it lets go on."""
+    """How many SIGCONTs have come within ``counted``: the kernel sends one to each process that is continued."""
     return _times
 
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """Count within the block, which runs in the main thread. Children get no handler by it."""
+    """Count SIGCONTs in this block, which must run in the main thread; programs that it starts get no handler."""
 
     def count(number: int, frame: Any) -> None:
         global _times

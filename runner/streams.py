@@ -30,8 +30,8 @@ def prepare() -> None:
 
 
 def finish(seconds: float | None = None) -> None:
-    """Call before this process ends: wait, or wait some seconds, until the messages on standard error are read. A signal
-    ends the waiting, and the process."""
+    """Call before this process ends: wait (at most ``seconds``) until the messages on standard error are read. A signal
+    ends the wait, and the process."""
     sys.stderr.flush()
     raw = getattr(getattr(sys.stderr, "buffer", None), "raw", None)
     if isinstance(raw, Backlog):

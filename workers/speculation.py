@@ -61,9 +61,9 @@ class Acceptance:
         return self._accepted / self._tried
 
     def observe(self, proposed: int, accepted: int) -> None:
-        """Candidates after the first miss were never put to the test, so they say nothing.
+        """Count a round's candidates, except those after the first miss, which were not tested.
 
-        A long run of hits is one easy stretch of text, so it counts for no more than a few candidates.
+        A long run of hits is one easy stretch of text, so a round counts as MOST_WEIGHT candidates at most.
         """
         tried = min(proposed, accepted + 1)
         if not tried:

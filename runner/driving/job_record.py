@@ -21,7 +21,7 @@ from outrider.runner.report.statistics import SECONDS_BETWEEN_SAVES, SECONDS_BET
 from outrider.runner.report.trace import TraceFile
 from outrider.workers.messages import Harvest, Row, TargetCounters, WorkerReport
 
-# The driver comes by at least this often; if it did not, and was continued meanwhile, it had been stopped.
+# ``save_if_due`` is called at least this often: a longer gap with a SIGCONT in it was a stop of the process.
 TURN_SECONDS = 0.5
 
 
