@@ -14,13 +14,13 @@ from multiprocessing import Pool
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
-from orders import Outcome, Violation, World
+from orders import FailingJob, Outcome, Violation
 
 
 def live(seed: int) -> tuple[Outcome | None, str]:
-    """What became of one world, or which rule was broken there."""
+    """What became of one job, or which rule was broken there."""
     try:
-        return World(seed).run(), ""
+        return FailingJob(seed).run(), ""
     except Violation as violation:
         return None, str(violation)
 
@@ -32,11 +32,11 @@ def main() -> None:
     asked = parser.parse_args()
     first, _, behind = asked.seeds.partition(":")
     if not behind:
-        world = World(int(first))
+        job = FailingJob(int(first))
         try:
-            print(world.run())
+            print(job.run())
         finally:
-            print("\n".join(world.ray.log))
+            print("\n".join(job.ray.log))
         return
     began = time.monotonic()
     outcomes: list[Outcome] = []

@@ -62,7 +62,7 @@ class Outcome:
     seconds: float
 
 
-class World:
+class FailingJob:
     """A job and the failures that ``seed`` decides."""
 
     def __init__(self, seed: int) -> None:
@@ -305,65 +305,65 @@ class World:
 
 
 class Chance(Fate):
-    """An actor's fate, drawn from the world's dice."""
+    """An actor's fate, drawn from the job's dice."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self._pace = world.dice.choice((0.01, 0.05, 0.3))
+    def __init__(self, job: FailingJob) -> None:
+        self.job = job
+        self._pace = job.dice.choice((0.01, 0.05, 0.3))
 
     def _happens(self, what: str) -> bool:
-        world = self.world
-        return not world.calm and world.dice.random() < world.chance[what]
+        job = self.job
+        return not job.calm and job.dice.random() < job.chance[what]
 
     def start(self, actor: Actor) -> tuple[float | None, Exception | None]:
-        world = self.world
-        if world.host_gone(actor.host) is not None:
+        job = self.job
+        if job.host_gone(actor.host) is not None:
             actor.die("is nowhere to be started")
             return None, None
-        seconds = 1.0 + 5.0 * world.dice.random()
+        seconds = 1.0 + 5.0 * job.dice.random()
         if self._happens("never"):
-            world.ray.say(f"{actor.name} never comes up")
+            job.ray.say(f"{actor.name} never comes up")
             if isinstance(actor, TargetActor):
-                world.allowed.add(WorkerError)
-                world.deaths += 1
+                job.allowed.add(WorkerError)
+                job.deaths += 1
             return None, None
         if self._happens("fails"):
-            world.deaths += 1
+            job.deaths += 1
             return seconds, WorkerError("no memory")
         if self._happens("usage"):
             # Ends the job, or counts as a death if any replica has been up before.
-            world.allowed.add(UsageError)
-            world.deaths += 1
+            job.allowed.add(UsageError)
+            job.deaths += 1
             return seconds, UsageError("this model cannot be")
         if self._happens("lease"):
             return seconds, LeaseError("core 1 is held by another")
         return seconds, None
 
     def notice(self) -> float:
-        return self.world.dice.choice((0.01, 0.3, 3.0)) * self.world.dice.random()
+        return self.job.dice.choice((0.01, 0.3, 3.0)) * self.job.dice.random()
 
     def seconds_a_token(self) -> float:
         return self._pace
 
     def begins(self, target: TargetActor, row: Row) -> RowFailure | None:
-        return RowFailure(row.key, "cannot be") if row.key // MOST_SAMPLES in self.world.refused else None
+        return RowFailure(row.key, "cannot be") if row.key // MOST_SAMPLES in self.job.refused else None
 
     def given(self, target: TargetActor, rows: Sequence[Row]) -> None:
-        if target in self.world.witnessed:
-            self.world.present.update({row.key // MOST_SAMPLES for row in rows})
+        if target in self.job.witnessed:
+            self.job.present.update({row.key // MOST_SAMPLES for row in rows})
 
     def fatal(self, target: TargetActor, row: Row) -> float | None:
-        poison = row.key // MOST_SAMPLES in self.world.poison
-        return self.world.dice.choice((0.0, 2.0)) * self.world.dice.random() if poison else None
+        poison = row.key // MOST_SAMPLES in self.job.poison
+        return self.job.dice.choice((0.0, 2.0)) * self.job.dice.random() if poison else None
 
     def dies_of(self, target: TargetActor, row: Row) -> None:
-        self.world.kill(target, f"dies of row {row.key // MOST_SAMPLES}")
+        self.job.kill(target, f"dies of row {row.key // MOST_SAMPLES}")
 
     def answers(self, target: TargetActor) -> tuple[float, str]:
-        late = self.world.dice.random() * (20.0 if self._happens("late") else 0.02)
+        late = self.job.dice.random() * (20.0 if self._happens("late") else 0.02)
         if self._happens("lost"):
-            self.world.ray.say(f"an answer of {target.name} is lost")
-            self.world.witness(target)
+            self.job.ray.say(f"an answer of {target.name} is lost")
+            self.job.witness(target)
             return late, "lost"
         return late, "twice" if self._happens("twice") else ""
 
@@ -371,23 +371,23 @@ class Chance(Fate):
 class Door:
     """The journal, for a driver that may be killed before and after every call of it."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, job: FailingJob) -> None:
+        self._job = job
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        world = self._world
-        method = getattr(world.journal, name)
+        job = self._job
+        method = getattr(job.journal, name)
 
         def called(*arguments: Any) -> Any:
-            world.ray.step()
+            job.ray.step()
             answer = method(*arguments)
             if name == "count_attempt":
-                world.blameable -= 1
-                world._demand(world.blameable >= 0, "rows are blamed for a death that was none")
+                job.blameable -= 1
+                job._demand(job.blameable >= 0, "rows are blamed for a death that was none")
             # If the driver is killed here, it does not learn that the call succeeded.
-            world.ray.step()
+            job.ray.step()
             if name == "record":
-                world.acknowledged |= {row: record for records in arguments[:2] for row, record in records}
+                job.acknowledged |= {row: record for records in arguments[:2] for row, record in records}
             return answer
 
         return called
@@ -398,8 +398,8 @@ class Hosts:
 
     POLL_SECONDS = 2.0
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, job: FailingJob) -> None:
+        self._job = job
         self._used: dict[str, list[ReplicaPlan]] = {}
         self._looked = 0.0
 
@@ -407,47 +407,47 @@ class Hosts:
         return [plan for host in self._idle() for plan in self._plan_replicas(host)]
 
     def _idle(self) -> list[Host]:
-        return [host for host in self._world.hosts if host.known_gone is None and not self._used.get(host.name)]
+        return [host for host in self._job.hosts if host.known_gone is None and not self._used.get(host.name)]
 
     def _plan_replicas(self, host: Host) -> list[ReplicaPlan]:
-        world = self._world
-        self._used[host.name] = plans = [plan_on(world, host.name) for _ in range(host.replicas)]
+        job = self._job
+        self._used[host.name] = plans = [plan_on(job, host.name) for _ in range(host.replicas)]
         return list(plans)
 
     def lost(self) -> str | None:
-        self._world.ray.step()
-        return self._world.lost
+        self._job.ray.step()
+        return self._job.lost
 
     def new_replica_plans(self, unplaced: int) -> list[ReplicaPlan]:
-        world = self._world
-        world.ray.step()
-        if world.one_machine:
-            return [plan_on(world, None)] if unplaced and world.dice.random() < 0.3 else []
-        if world.ray.now - self._looked < self.POLL_SECONDS:
+        job = self._job
+        job.ray.step()
+        if job.one_machine:
+            return [plan_on(job, None)] if unplaced and job.dice.random() < 0.3 else []
+        if job.ray.now - self._looked < self.POLL_SECONDS:
             return []
-        self._looked = world.ray.now
+        self._looked = job.ray.now
         return self.open()
 
     def gone(self, plan: ReplicaPlan) -> bool:
-        self._world.ray.step()
-        known = self._world.host_gone(plan.target.node)
-        return known is not None and self._world.ray.now >= known
+        self._job.ray.step()
+        known = self._job.host_gone(plan.target.node)
+        return known is not None and self._job.ray.now >= known
 
     def sign_of_life(self, plan: ReplicaPlan) -> Future | None:
-        world = self._world
-        world.ray.step()
-        if world.one_machine and world.dice.random() < 0.3:
+        job = self._job
+        job.ray.step()
+        if job.one_machine and job.dice.random() < 0.3:
             return None
         future = Future()
-        gone = world.host_gone(plan.target.node)
+        gone = job.host_gone(plan.target.node)
         if gone is not None:
-            world.ray.later(max(0.0, gone - world.ray.now), lambda: future.resolve(RayActorError()))
-        elif world.calm or world.dice.random() < 0.9:
-            world.ray.later(world.dice.random() * 2.0, lambda: future.resolve(None))
+            job.ray.later(max(0.0, gone - job.ray.now), lambda: future.resolve(RayActorError()))
+        elif job.calm or job.dice.random() < 0.9:
+            job.ray.later(job.dice.random() * 2.0, lambda: future.resolve(None))
         return future
 
     def release(self, plan: ReplicaPlan) -> None:
-        self._world.ray.step()
+        self._job.ray.step()
         for plans in self._used.values():
             plans[:] = [other for other in plans if other is not plan]
 
@@ -455,11 +455,11 @@ class Hosts:
         return str(plan.target.node)
 
 
-def plan_on(world: World, host: str | None) -> ReplicaPlan:
+def plan_on(job: FailingJob, host: str | None) -> ReplicaPlan:
     def actor(role: str) -> ActorPlan:
         planned = PlannedActor(role, 0, "here", (0,), (), 1, "cpu", "", {}, (), {})
         plan_on_free_cores = ActorPlacement(Launch(planned.pin, "affinity", (), "python3"))
         return ActorPlan(ModelSpec("/models/tiny", "hf", "fp32"), planned, plan_on_free_cores, host)
 
-    replica_spec = ReplicaSpec(batch=world.batch, draft_tokens=3)
-    return ReplicaPlan(actor("target"), actor("draft") if world.with_draft else None, replica_spec)
+    replica_spec = ReplicaSpec(batch=job.batch, draft_tokens=3)
+    return ReplicaPlan(actor("target"), actor("draft") if job.with_draft else None, replica_spec)

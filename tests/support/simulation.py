@@ -1,4 +1,4 @@
-"""A world of thousands of replicas for the real schedule: rows of uneven length, deaths, stragglers, replicas that hang.
+"""Thousands of replicas for the real schedule: rows of uneven length, deaths, stragglers, replicas that hang.
 
 ``python tests/support/simulation.py --replicas 2000 --rows 5000000`` prints the figures that
 docs/lab/2026-11-21-driver-and-admission.md keeps.
@@ -23,7 +23,7 @@ QUEUED, ENDED, FAILED = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class World:
+class Scenario:
     """Times in seconds, lengths in tokens; rows have log-normal lengths, cut at ``longest`` as by "max_tokens"."""
 
     replicas: int = 50
@@ -87,18 +87,18 @@ class _Machine:
 
 
 class Simulation:
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.dice = np.random.default_rng(world.seed)
-        draw = self.dice.lognormal(np.log(world.median), world.sigma, world.rows)
-        self.lengths = np.clip(draw, 1, world.longest).astype(np.uint16)
-        self.poison = {int(row) for row in self.dice.choice(world.rows, world.poison, replace=False)}
-        self.state = bytearray(world.rows)
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.dice = np.random.default_rng(scenario.seed)
+        draw = self.dice.lognormal(np.log(scenario.median), scenario.sigma, scenario.rows)
+        self.lengths = np.clip(draw, 1, scenario.longest).astype(np.uint16)
+        self.poison = {int(row) for row in self.dice.choice(scenario.rows, scenario.poison, replace=False)}
+        self.state = bytearray(scenario.rows)
         self.attempts: Counter[int] = Counter()
         self.partial_results: set[int] = set()
-        self.schedule = schedule.Schedule(range(world.replicas))
+        self.schedule = schedule.Schedule(range(scenario.replicas))
         self.machines: dict[int, _Machine] = {}
-        self.speeds = world.tokens_a_second * (1 - world.spread * self.dice.random(world.replicas))
+        self.speeds = scenario.tokens_a_second * (1 - scenario.spread * self.dice.random(scenario.replicas))
         self.agenda: list[tuple[float, int, str, int, int]] = []
         self.trace: list[tuple[float, float]] = []
         self.now, self.counter, self.lives, self.cursor = 0.0, 0, 0, 0
@@ -108,8 +108,8 @@ class Simulation:
 
     def run(self) -> Outcome:
         began = thread_time()
-        for replica in range(self.world.replicas):
-            self._later(self.world.start_seconds * self.dice.random(), "up", replica, 0)
+        for replica in range(self.scenario.replicas):
+            self._later(self.scenario.start_seconds * self.dice.random(), "up", replica, 0)
         self._later(TICK_SECONDS, "tick", 0, 0)
         self._perform(self.schedule.start())
         while self.finish is None:
@@ -124,7 +124,7 @@ class Simulation:
             innocent += state == FAILED and row not in self.poison
         ideal = self._ideal()
         return Outcome(
-            rows=self.world.rows,
+            rows=self.scenario.rows,
             failed=self.state.count(FAILED),
             innocent=innocent,
             deaths=self.deaths,
@@ -135,7 +135,7 @@ class Simulation:
             copies=self.copies,
             most_held=self.most_held,
             events=self.events,
-            scheduler_microseconds_a_row=round(self.scheduling / self.world.rows * 1e6, 2),
+            scheduler_microseconds_a_row=round(self.scheduling / self.scenario.rows * 1e6, 2),
             peak_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
             seconds=round(thread_time() - began, 1),
         )
@@ -145,7 +145,7 @@ class Simulation:
         their speeds."""
         left = float(self.lengths.sum()) - sum(int(self.lengths[row]) for row in self.poison)
         for machine in self.machines.values():
-            rate = machine.speed * self.world.slots
+            rate = machine.speed * self.scenario.slots
             self.trace.append((machine.slow_from, rate / machine.factor - rate))
         rate, before = 0.0, 0.0
         for moment, change in sorted(self.trace):
@@ -166,16 +166,22 @@ class Simulation:
         self._later(TICK_SECONDS, "tick", 0, 0)
 
     def _up(self, replica: int, _: int) -> None:
-        world, dice = self.world, self.dice
+        scenario, dice = self.scenario, self.dice
         self.lives += 1
-        life = float(dice.exponential(world.mean_life))
+        life = float(dice.exponential(scenario.mean_life))
         fate = dice.random()
-        factor = world.slowdown if fate < world.stragglers else np.inf if fate < world.stragglers + world.hangs else 1.0
-        slow_from = self.now + (float(dice.random()) * min(life, world.mean_life) if factor > 1 else np.inf)
+        factor = (
+            scenario.slowdown
+            if fate < scenario.stragglers
+            else np.inf
+            if fate < scenario.stragglers + scenario.hangs
+            else 1.0
+        )
+        slow_from = self.now + (float(dice.random()) * min(life, scenario.mean_life) if factor > 1 else np.inf)
         self.machines[replica] = _Machine(self.lives, float(self.speeds[replica]), slow_from, factor)
         self._later(life, "death", replica, self.lives)
-        self.trace.append((self.now, self.machines[replica].speed * world.slots))
-        self._tell(schedule_events.ReplicaUp(replica, world.capacity, world.slots))
+        self.trace.append((self.now, self.machines[replica].speed * scenario.slots))
+        self._tell(schedule_events.ReplicaUp(replica, scenario.capacity, scenario.slots))
 
     def _death(self, replica: int, life: int) -> None:
         machine = self.machines.get(replica)
@@ -183,7 +189,7 @@ class Simulation:
             return
         del self.machines[replica]
         self.deaths += 1
-        rate = machine.speed * self.world.slots
+        rate = machine.speed * self.scenario.slots
         slowed = 0.0
         if machine.slow_from < self.now:
             slowed = rate - rate / machine.factor
@@ -200,7 +206,7 @@ class Simulation:
         self._begin(replica, machine)
         if not machine.reporting:
             machine.reporting = True
-            self._later(self.world.report_seconds, "report", replica, machine.life)
+            self._later(self.scenario.report_seconds, "report", replica, machine.life)
 
     def _report(self, replica: int, life: int) -> None:
         machine = self.machines.get(replica)
@@ -217,7 +223,7 @@ class Simulation:
             self._tell(schedule_events.RowsEnded(replica, new))
 
     def _begin(self, replica: int, machine: _Machine) -> None:
-        while machine.queue and len(machine.running) < self.world.slots:
+        while machine.queue and len(machine.running) < self.scenario.slots:
             row = machine.queue.popleft()
             machine.running.add(row)
             if row in self.poison:
@@ -242,7 +248,7 @@ class Simulation:
             assert self.finish is None, f"{command} after the finish"
             match command:
                 case schedule_events.Fetch(count):
-                    last = min(self.world.rows, self.cursor + count)
+                    last = min(self.scenario.rows, self.cursor + count)
                     rows = tuple((row, self.attempts[row]) for row in range(self.cursor, last))
                     self.cursor = last
                     self._tell(schedule_events.RowsFetched(rows, len(rows) < count))
@@ -262,7 +268,7 @@ class Simulation:
                     self.state[row] = FAILED
                 case schedule_events.Restart(replica):
                     assert replica not in self.machines
-                    self._later(self.world.start_seconds, "up", replica, 0)
+                    self._later(self.scenario.start_seconds, "up", replica, 0)
                 case schedule_events.Finish():
                     self.finish = command
 
@@ -270,7 +276,7 @@ class Simulation:
         machine = self.machines[replica]
         held = machine.running | set(machine.queue)
         assert not held & set(rows), "a row was sent twice to one replica"
-        assert len(held) + len(rows) <= self.world.capacity, "the replica is overfull"
+        assert len(held) + len(rows) <= self.scenario.capacity, "the replica is overfull"
         for row in rows:
             assert self.state[row] == QUEUED, "a row was sent after its end"
             self.copies += row in self.partial_results
@@ -282,9 +288,9 @@ class Simulation:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in asdict(World()).items():
+    for name, value in asdict(Scenario()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    print(json.dumps(asdict(Simulation(World(**vars(parser.parse_args()))).run()), indent=2))
+    print(json.dumps(asdict(Simulation(Scenario(**vars(parser.parse_args()))).run()), indent=2))
 
 
 if __name__ == "__main__":

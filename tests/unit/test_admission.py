@@ -128,7 +128,7 @@ def test_every_problem_is_named_and_nothing_is_written(journal: Journal) -> None
 
 
 def test_a_token_that_stands_for_a_picture_is_named(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What sees is not there, and would embed it."""
+    """The vision and audio parts, which would embed such a token, are not loaded."""
     monkeypatch.setitem(globals(), "MODEL_INFO", replace(MODEL_INFO, texts_below=90))
     _, found = problems(journal, lines({"id": "a", "prompt": [3, 89]}, {"id": "b", "prompt": [3, 90, 1]}))
     assert found == [

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import orders
 import pytest
-from orders import Violation, World
+from orders import FailingJob, Violation
 
 from outrider.runner.driving import driver
 from outrider.runner.driving.job_record import JobRecord
@@ -25,7 +25,7 @@ def lived(seeds: range) -> None:
     broken = []
     for seed in seeds:
         try:
-            World(seed).run()
+            FailingJob(seed).run()
         except Violation as violation:
             broken.append(str(violation))
     assert not broken, f"{len(broken)} of {len(seeds)} worlds break a rule, the first is\n{broken[0]}"
@@ -52,9 +52,9 @@ def test_no_order_of_things_of_many_does(part: int) -> None:
     lived(range(first, first + MANY_SEEDS // 8))
 
 
-def test_a_world_is_the_same_each_time() -> None:
+def test_a_job_is_the_same_each_time() -> None:
     """Else a seed would be of no use."""
-    first, second = World(7), World(7)
+    first, second = FailingJob(7), FailingJob(7)
     assert (first.run(), first.ray.log) == (second.run(), second.ray.log)
 
 
@@ -64,7 +64,7 @@ def test_a_world_is_the_same_each_time() -> None:
 def complaint(worlds: int = 120) -> str:
     for seed in range(worlds):
         try:
-            World(seed).run()
+            FailingJob(seed).run()
         except Violation as violation:
             return str(violation).splitlines()[0]
     return "none"

@@ -140,7 +140,7 @@ def test_keys_and_values_of_layers_that_have_none_are_passed_over(tmp_path: Path
 
 
 def published(path: Path) -> Path:
-    """As a checkpoint that sees and hears holds it, under its names of tensors."""
+    """The model as a published multimodal checkpoint has it, under that checkpoint's names of tensors."""
     config = json.loads((path / "config.json").read_text())
     whole = {"model_type": "gemma3n", "architectures": ["Gemma3nForConditionalGeneration"], "text_config": config}
     (path / "config.json").write_text(json.dumps(whole | {"eos_token_id": [1, 106], "image_token_id": 198}))

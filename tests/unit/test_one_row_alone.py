@@ -33,7 +33,7 @@ HOLDS = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.88, 0.95, 0.98, 0.99)
 MISSES, BEGINNINGS, HOLDS_AT_FIRST = (0.3, 1.0, 1.0, 2.5), (0, 4, 8), 0.2
 
 
-class World:
+class TextsAndGuesses:
     """Texts that a target writes, and what a draft guesses in each place of them, and how clearly."""
 
     def __init__(self, seed: int) -> None:
@@ -59,16 +59,16 @@ class World:
 
 
 class Draft(FakeEngine):
-    def __init__(self, world: World, clock: Clock) -> None:
+    def __init__(self, texts_and_guesses: TextsAndGuesses, clock: Clock) -> None:
         super().__init__(context=1024, vocabulary=VOCABULARY)
-        self.world, self.clock = world, clock
+        self.texts_and_guesses, self.clock = texts_and_guesses, clock
 
     def feed(self, feeds: Sequence[Feed]) -> list[Chosen]:
         self.clock.now += STEP * max(1.0, sum(len(feed.tokens) for feed in feeds) / 8.0)
         chosen = []
         for feed in feeds:
             self.rows[feed.row].extend(feed.tokens)
-            token, margin = self.world.after(feed.row, self.rows[feed.row])
+            token, margin = self.texts_and_guesses.after(feed.row, self.rows[feed.row])
             chosen.append(Chosen([token], [margin]) if feed.choose else Chosen([], []))
         return chosen
 
@@ -78,11 +78,11 @@ class Draft(FakeEngine):
 
 def tokens_a_second(seed: int, points: dict[int, float], count: int | None, monkeypatch: pytest.MonkeyPatch) -> float:
     """Over all rows, one after the other, their prompts included."""
-    world, clock, curve = World(seed), Clock(), CostCurve(points)
+    texts_and_guesses, clock, curve = TextsAndGuesses(seed), Clock(), CostCurve(points)
     monkeypatch.setattr(time, "perf_counter", clock)
     link = DraftLink(5.0)
     verifier = Verifier(
-        engine=ClockedTarget(world.texts, clock, curve),
+        engine=ClockedTarget(texts_and_guesses.texts, clock, curve),
         new_writer=lambda row: TextWriter(lambda tokens: "", row.stop, ()),
         proposer=link,
         batch=1,
@@ -90,14 +90,16 @@ def tokens_a_second(seed: int, points: dict[int, float], count: int | None, monk
         verify_seconds=curve.snapshot(),
         end_tokens=(),
     )
-    link.attach(ClockedWay(Drafter(Draft(world, clock), ()), clock, WAY))
-    verifier.add([Row(key, tuple(text[:PROMPT]), NEW, Sampling(end_tokens=())) for key, text in enumerate(world.texts)])
+    link.attach(ClockedWay(Drafter(Draft(texts_and_guesses, clock), ()), clock, WAY))
+    verifier.add(
+        [Row(key, tuple(text[:PROMPT]), NEW, Sampling(end_tokens=())) for key, text in enumerate(texts_and_guesses.texts)]
+    )
     ended: dict[int, RowResult] = {}
     while not verifier.idle:
         ended.update({each.key: each for each in verifier.round() if isinstance(each, RowResult)})
     monkeypatch.undo()
     assert {key: list(each.tokens) for key, each in ended.items()} == {
-        key: text[PROMPT : PROMPT + NEW] for key, text in enumerate(world.texts)
+        key: text[PROMPT : PROMPT + NEW] for key, text in enumerate(texts_and_guesses.texts)
     }
     return ROWS * NEW / clock.now
 
