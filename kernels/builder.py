@@ -253,8 +253,19 @@ class Builder:
             first += width
         return output
 
-    def gated(self, x: Slice, gate: Tensor, up: Tensor, activation: Activation, *, biases: Sequence[Tensor] = ()) -> Slice:
-        """``activation(x G^T + b) * (x U^T + c)``; ``biases`` are b and c."""
+    def gated(
+        self,
+        x: Slice,
+        gate: Tensor,
+        up: Tensor,
+        activation: Activation,
+        *,
+        biases: Sequence[Tensor] = (),
+        scale: float = 1.0,
+        cap: float = 0.0,
+    ) -> Slice:
+        """``activation(x G^T + b) * (x U^T + c)``; ``biases`` are b and c, ``scale`` and ``cap`` those of a clamped
+        activation."""
         if gate.count != up.count:
             raise ValueError(f"{gate.name} has {gate.count} rows, {up.name} {up.count}")
         _check_columns(x.width, [gate, up])
@@ -264,7 +275,8 @@ class Builder:
         output = self._buffer(gate.count)
         weight = self._weights.matrix([gate, up], kept, gated=True)
         bias = self._weights.vector(biases) if biases else -1
-        self._ops.append(Op(Kind.LINEAR, x, output=output, weight=weight, bias=bias, activation=activation))
+        op = Op(Kind.LINEAR, x, output=output, weight=weight, bias=bias, activation=activation, scale=scale, cap=cap)
+        self._ops.append(op)
         return output
 
     def rope(

@@ -148,6 +148,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "llava": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}),
     "llava_next": _multimodal({"model_type": "mistral"}, _VISION | {"model_type": "clip_vision_model"}),
     "llava_onevision": _multimodal({"model_type": "qwen2"}, _VISION | {"model_type": "siglip_vision_model"}),
+    "minimax_m3_vl": _multimodal(
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "dense_intermediate_size": 80, "shared_intermediate_size": 48}
+        | {"mlp_layer_types": ["dense", "sparse"], "layer_types": ["full_attention", "minimax_m3_sparse"]}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}, "rotary_dim": 8}
+        | {"index_n_heads": 2, "index_head_dim": 16, "index_block_size": 32},
+        _VISION,
+        projector_hidden_size=32,
+    ),
     "mistral3": _multimodal({"model_type": "mistral"}, _VISION | {"model_type": "pixtral"}),
     "qwen2_5_vl": _qwen(),
     "qwen2_vl": _qwen(),

@@ -848,6 +848,16 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 2, "topk_group": 1}
         | {"num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 2, "num_shared_experts": 2},
     ),
+    "minimax-m3": (
+        "minimax_m3_vl_text",
+        MIXTURE
+        | {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 40, "head_dim": 24, "rotary_dim": 12}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+        | {"num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"], "swiglu_limit": 0.7}
+        | {"layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"], "index_block_size": 16}
+        | {"dense_intermediate_size": 72, "shared_intermediate_size": 56, "index_n_heads": 2, "index_head_dim": 24}
+        | {"index_topk_blocks": 8},
+    ),
     "minimax-m2": (
         "minimax_m2",
         MIXTURE
@@ -1036,7 +1046,7 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             if of_router or "norm" in parameter_name or ".ln_" in parameter_name:
                 # Gemma's norms multiply by 1 + w, and so do norms of families with delta nets, except the delta net's own.
                 centred = (
-                    kind.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5"))
+                    kind.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5", "minimax_m3"))
                     and not kind.startswith(("gemma3n", "gemma4", "nemotron_h"))
                     and "linear_attn" not in parameter_name
                 )

@@ -464,3 +464,57 @@ def test_mpt_s_keys_that_transformers_does_not_read(attention: dict[str, Any], b
 def test_what_mpt_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         build_program(said_by_transformers("mpt") | change, Format.BF16)
+
+
+@pytest.mark.parametrize("seen", [7, 8])
+def test_minimax_m3_by_the_names_of_its_makers(seen: int, tmp_path: Path) -> None:
+    """Rows of 128 tokens, of which a token sees 7 or 8 blocks of 16; their experts are one by one, gate and up apart."""
+    path = save_tiny("minimax-m3", tmp_path)
+    expected = logits(open_native(path, "fp32"))
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    for key in [key for key in config if key.startswith("index_")] + ["layer_types", "mlp_layer_types"]:
+        del config[key]
+    sparse = {"sparse_num_index_heads": 2, "sparse_index_dim": 24, "sparse_block_size": 16, "sparse_topk_blocks": seen}
+    config |= {"sparse_attention_config": sparse | {"sparse_attention_freq": [0, 1, 1]}, "moe_layer_freq": [0, 1, 1]}
+    file.write_text(json.dumps(config | {"hidden_act": "swigluoai"}))
+
+    def by_its_makers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, tensor in tensors.items():
+            theirs = name.replace(".indexer.", ".index_").replace(".gate.e_score_", ".e_score_")
+            theirs = theirs.replace(".mlp.", ".mlp." if ".layers.0." in name else ".block_sparse_moe.")
+            experts, _, part = theirs.rpartition(".")
+            names = ("w2",) if part == "down_proj" else ("w1", "w3")
+            if tensor.dim() == 3:
+                for number, matrix in enumerate(tensor):
+                    halves = zip(names, matrix.chunk(len(names)), strict=True)
+                    found |= {f"{experts}.{number}.{each}.weight": half.contiguous() for each, half in halves}
+            elif theirs.endswith(".gate_up_proj.weight"):
+                for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
+                    found[theirs.replace("gate_up_proj", f"{part}_proj")] = half.contiguous()
+            else:
+                found[theirs] = tensor
+        return found
+
+    rewritten(path, by_its_makers)
+    if seen == 7:
+        sentence = r'rows of up to 128 tokens where a token sees 7 blocks of 16.* write "max_position_embeddings": 112 for'
+        with pytest.raises(ModelError, match=sentence):
+            check_weights(str(path), "native")
+        file.write_text(json.dumps(config | {"max_position_embeddings": 112}))
+    np.testing.assert_array_equal(logits(open_native(path, "fp32")), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rotary_dim": 24}, 'does not know "rotary_dim": 24'),
+        ({"scoring_func": "softmax"}, 'does not know "scoring_func": .softmax.'),
+        ({"layer_types": ["sliding_attention"] * 3}, 'cannot follow "layer_types"'),
+        ({"sparse_attention_config": [1]}, 'does not know "sparse_attention_config"'),
+    ],
+)
+def test_what_minimax_m3_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("minimax-m3") | change, Format.BF16)

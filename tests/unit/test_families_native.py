@@ -231,6 +231,8 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         sizes |= dict(mamba_d_state=int(random.integers(5, 40)), mamba_d_conv=int(random.choice([2, 4])))
         sizes |= dict(hidden_size=hidden, intermediate_size=ffn, num_attention_heads=heads)
         return common | sizes | dict(num_key_value_heads=kv_heads, head_dim=head_size)
+    if kind == "minimax_m3_vl_text":
+        common |= {"rotary_dim": head_size // 2, "index_head_dim": head_size, "index_n_heads": kv_heads}
     if kind.startswith("gemma4"):
         common |= {"global_head_dim": int(random.choice([8, 40, 64])), "num_global_key_value_heads": kv_heads}
     # Helium's and BitNet's heads share out the width. Gemma 4 rounds more often in a layer, and narrow ones average less.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from outrider.kernels.program import Format, Program, Tensor, Weight
 from outrider.kernels.quantised import Scheme
@@ -31,6 +32,9 @@ from outrider.workers.models.head_checkpoint import head_program
 from outrider.workers.models.heads import read_head
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.precisions import Precision, rounding
+
+# Parts of names of tensors with gate and up, of MiniMax M3 as transformers writes it.
+FUSED_LAYERS = (".mlp.gate_up_proj.", ".shared_experts.gate_up_proj.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,21 @@ def read_program(
         checkpoint.close()
 
 
+def as_stored(values: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The configuration with what only the ``names`` of the checkpoint's tensors say."""
+    kind = values.get("model_type")
+    # Published checkpoints of A.X-K1 lack the router's corrections, for which transformers takes zeros.
+    if kind == "axk1" and not any(name.endswith(CORRECTIONS) for name in names):
+        values = values | {CORRECTIONS: False}
+    if any(name.endswith(FIRST_HEAD) for name in names):
+        values = values | {BY_HEADS: True}
+    if kind == "granitemoehybrid" and "model.layers.0.mlp.gate_proj.weight" in names:
+        values = values | {FUSED: False}
+    if kind == "minimax_m3_vl_text" and any(part in name for name in names for part in FUSED_LAYERS):
+        values = values | {FUSED: True}
+    return values
+
+
 def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, states: Sequence[int]) -> CheckpointProgram:
     file, values = config_path(path), read_config(path)
     quantised = checkpoint.quantisation is not None
@@ -93,13 +112,7 @@ def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, stat
         storage_choice = AsInCheckpoint(checkpoint, format, mixed)
     elif quantised and format is Format.BF16:
         storage_choice = FloatCodes(checkpoint)
-    # Published checkpoints of A.X-K1 lack the router's corrections, for which transformers takes zeros.
-    if values.get("model_type") == "axk1" and not any(name.endswith(CORRECTIONS) for name in checkpoint.names):
-        values = values | {CORRECTIONS: False}
-    if any(name.endswith(FIRST_HEAD) for name in checkpoint.names):
-        values = values | {BY_HEADS: True}
-    if values.get("model_type") == "granitemoehybrid" and "model.layers.0.mlp.gate_proj.weight" in checkpoint.names:
-        values = values | {FUSED: False}
+    values = as_stored(values, checkpoint.names)
     program = build_program(values, format, precision.group, str(file), storage_choice, states)
     sources = _sources(program.weights)
     for source in sources:

@@ -32,6 +32,7 @@ MULTIMODAL = {
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",
+    "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
@@ -74,6 +75,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "lfm3": (128000, 2048, 7680, 24, 16, 4, 128000),
         "llama": (32000, 4096, 11008, 32, 32, None, 2048),
         "llama4_text": (202048, 5120, 8192, 48, 40, 8, 131072),
+        "minimax_m3_vl_text": (200064, 6144, 3072, 60, 64, 4, 524288),
         "ministral3": (131072, 4096, 14336, 34, 32, 8, 262144),
         "mistral": (32000, 4096, 14336, 32, 32, 8, 131072),
         "qwen2": (151936, 4096, 22016, 32, 32, 32, 32768),
@@ -117,11 +119,11 @@ PREFIXES = (
     ("language_model.lm_head.", "lm_head."),
 )
 # Models whose LM head is not tied by default.
-UNTIED = ("apertus1p5", "aria", "llama4")
+UNTIED = ("apertus1p5", "aria", "llama4", "minimax_m3_vl")
 NOT_LANGUAGE = (
     *("vision_tokenizer.", "audio_tokenizer."),
     *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),
-    *("multi_modal_projector.", "connector.", "image_newline"),
+    *("multi_modal_projector.", "patch_merge_mlp.", "connector.", "image_newline"),
 )
 
 

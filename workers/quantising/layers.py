@@ -138,7 +138,7 @@ def _feeders(program: Program, start: int, stop: int) -> Iterable[Feeder]:
         op = ops[number]
         if op.kind is Kind.ATTENTION:
             yield from _through_attention(program, number, start, stop)
-        elif op.kind is Kind.LINEAR and op.residual.buffer < 0 and (program.weights[op.weight].gated or _homogeneous(op)):
+        elif op.kind is Kind.LINEAR and op.residual.buffer < 0 and _linear_in_up(program, op):
             readers = _readers(program, number, stop)
             if readers:
                 yield _feed_forward(program, op.weight, op.bias, tuple(readers))
@@ -159,7 +159,10 @@ def _feed_forward(program: Program, number: int, shift: int, readers: tuple[int,
     return Feeder(readers, rows=_rows(weight, first, weight.rows), bias_rows=bias)
 
 
-def _homogeneous(op: Op) -> bool:
+def _linear_in_up(program: Program, op: Op) -> bool:
+    """Whether a factor passes through the product: through a gated one beside its activation, unless up is clamped."""
+    if program.weights[op.weight].gated:
+        return op.activation is not Activation.CLAMPED_SWIGLU
     return op.activation in HOMOGENEOUS and not op.cap
 
 

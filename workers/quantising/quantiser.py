@@ -17,6 +17,7 @@ from outrider.kernels.program import Format, Kind, Program
 from outrider.kernels.program import Tensor as Named
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
+from outrider.workers.models.checkpoint_program import as_stored
 from outrider.workers.models.families import build_program
 from outrider.workers.models.model_info import check_unchanged, read_model_info
 from outrider.workers.models.tied_head import has_untied_head
@@ -69,12 +70,13 @@ def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[st
     checkpoint = open_checkpoint(path, allow_pickle)
     try:
         untied = has_untied_head(program, checkpoint)
+        stored = as_stored(values, checkpoint.names)
     finally:
         checkpoint.close()
-    if untied:
-        values = values | {"tie_word_embeddings": False}
-        program = build_program(values, Format.W4A8, source=str(path / "config.json"))
-    return program, values
+    own_head = {"tie_word_embeddings": False} if untied else {}
+    if untied or stored != values:
+        program = build_program(stored | own_head, Format.W4A8, source=str(path / "config.json"))
+    return program, values | own_head
 
 
 def choice_of(bits: int, method: str, group: int | None, program: Program, dtype: str) -> Choice:

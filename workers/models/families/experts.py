@@ -90,17 +90,17 @@ def mixture(sizes: Sizes, experts: Experts, dense: int = 0) -> Mixer:
         block = Linear(f"model.layers.{layer}.")
         if not experts.sparse(layer):
             gated = Shared(dense or sizes.ffn, experts.prefix, experts.dense_names, biased=experts.dense_biased)
-            return _beside(builder, h, block, gated, experts.function, residual, experts.dense_scale)
+            return _beside(builder, h, block, gated, experts, residual, experts.dense_scale)
         mlp = Linear(f"{block.prefix}{experts.prefix}")
         route = route_of(builder, h, mlp, experts.router, experts.count, experts.chosen, experts.biased)
         read = builder.blend(h, route.part(1, 1), vectors=1) if experts.scales_input else h
         products = products_of(builder, read, route, mlp, experts)
         if experts.shared is not None and experts.shared.weighed:
-            beside = _beside(builder, h, block, experts.shared, experts.function, None)
+            beside = _beside(builder, h, block, experts.shared, experts, None)
             key = builder.linear(h, [mlp.weight("shared_expert_gate", 1, sizes.hidden)], precision=Format.FP32)
             residual = builder.gate(beside, key, residual=residual)
         elif experts.shared is not None:
-            residual = _beside(builder, h, block, experts.shared, experts.function, residual, experts.scale)
+            residual = _beside(builder, h, block, experts.shared, experts, residual, experts.scale)
         weighed = not experts.scales_input
         return builder.mix(products, route, sizes.hidden, residual=residual, scale=experts.scale, weighed=weighed)
 
@@ -154,7 +154,7 @@ def _beside(
     h: Slice,
     block: Linear,
     shared: Shared,
-    function: Activation,
+    experts: Experts,
     residual: Slice | None,
     scale: float = 1.0,
 ) -> Slice:
@@ -165,7 +165,7 @@ def _beside(
     else:
         first, second = (layer.weight(name, shared.width, h.width) for name in (gate, up))
     biases = layer.biases(shared.biased, (gate, shared.width), (up, shared.width))
-    m = builder.gated(h, first, second, function, biases=biases)
+    m = builder.gated(h, first, second, experts.function, biases=biases, scale=experts.slope, cap=experts.clamp)
     biases = layer.biases(shared.biased, (down, h.width))
     matrix = layer.weight(down, h.width, shared.width)
     return builder.linear(m, [matrix], biases=biases, residual=residual, scale=scale)

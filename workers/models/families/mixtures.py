@@ -193,7 +193,7 @@ def _beside(config: Config) -> int:
 
 
 # checkpoint_program.py and the GGUF reader set this key to false where gate and up of the shared expert, or of the only
-# feed-forward layer, are separate tensors.
+# feed-forward layer, are separate tensors; by default they are one (of MiniMax M3 separate).
 FUSED = "fused_projections"
 
 

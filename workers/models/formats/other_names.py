@@ -31,6 +31,7 @@ OTHERS = (
     (".mlp.e_score_correction_bias", ".mlp.expert_bias"),
     (".mlp.shared_experts.", ".mlp.shared_mlp."),
     (".mlp.e_score_correction_bias", ".block_sparse_moe.e_score_correction_bias"),  # MiniMax-M2
+    (".mlp.gate.e_score_correction_bias", ".block_sparse_moe.e_score_correction_bias"),  # MiniMax M3
     (".mlp.router.weight", ".block_sparse_moe.gate.weight"),  # Phi-3.5-MoE
     (".block_sparse_moe.router.weight", ".block_sparse_moe.router.layer.weight"),  # Granite
     (".mlp.gate.weight", ".block_sparse_moe.gate.weight"),  # Mixtral

@@ -62,9 +62,12 @@ def of_shared_keys(name: str, values: Mapping[str, Any]) -> bool:
 
 
 def of_indexers(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether the tensor is of an indexer of sparse attention (DeepSeek V3.2, GLM-5), which chooses the tokens that a token
-    attends to. Rows here are so short that it would choose all tokens."""
-    return values.get("model_type") in ("deepseek_v32", "glm_moe_dsa") and ".self_attn.indexer." in name
+    """Whether the tensor is of an indexer of sparse attention (DeepSeek V3.2, GLM-5, MiniMax M3), which chooses the tokens
+    that a token attends to. Rows here are so short that it would choose all tokens."""
+    kind = values.get("model_type")
+    if kind == "minimax_m3_vl_text" and ".self_attn.index_" in name:  # by the names of its makers
+        return True
+    return kind in ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text") and ".self_attn.indexer." in name
 
 
 def refuse_unexpected(names: Iterable[str], quantised: bool) -> None:
