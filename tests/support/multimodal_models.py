@@ -42,7 +42,16 @@ _QWEN_VISION: dict[str, Any] = {
     "deepstack_visual_indexes": [0],
     "num_position_embeddings": 16,
 }
-
+_GLM: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 1, 2],
+    },
+    "pad_token_id": 0,
+}
+_GLM_VISION = _QWEN_VISION | {"hidden_size": 32, "out_hidden_size": 64, "image_size": 28}
 
 _DELTA = {
     "linear_num_value_heads": 4,
@@ -121,6 +130,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma4_unified": _multimodal(
         {"global_head_dim": 24, "attention_k_eq_v": True, "sliding_window": 16, "use_bidirectional_attention": "vision"},
     ),
+    "glm46v": _multimodal(_GLM, _GLM_VISION),
+    "glm4v": _multimodal(_GLM, _GLM_VISION),
+    "glm4v_moe": _multimodal(
+        _GLM
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+        | {"routed_scaling_factor": 1.5},
+        _GLM_VISION,
+    ),
     "idefics3": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "idefics3_vision"}),
     "internvl": _multimodal(
         {"model_type": "qwen2"}, _VISION | {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]}
@@ -147,6 +164,7 @@ KINDS: dict[str, dict[str, Any]] = {
     ),
     "llava": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}),
     "llava_next": _multimodal({"model_type": "mistral"}, _VISION | {"model_type": "clip_vision_model"}),
+    "llava_next_video": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}),
     "llava_onevision": _multimodal({"model_type": "qwen2"}, _VISION | {"model_type": "siglip_vision_model"}),
     "minimax_m3_vl": _multimodal(
         {"num_local_experts": 4, "num_experts_per_tok": 2, "dense_intermediate_size": 80, "shared_intermediate_size": 48}
@@ -170,6 +188,9 @@ KINDS: dict[str, dict[str, Any]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}, mrope_interleaved=True
     ),
     "smolvlm": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "smolvlm_vision"}),
+    "vipllava": _multimodal(
+        {"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}, vision_feature_layers=[-1]
+    ),
 }
 
 

@@ -78,6 +78,7 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"qwen3_5_moe_text": "Qwen3_5MoeTextConfig", "cohere_compass_text": "CohereCompassTextConfig"}
     places |= {"apertus1p5_text": "Apertus1p5TextConfig", "llama4_text": "Llama4TextConfig"}
     places |= {"aria_text": "AriaTextConfig", "minimax_m3_vl_text": "MiniMaxM3VLTextConfig"}
+    places |= {"glm4v_text": "Glm4vTextConfig", "glm4v_moe_text": "Glm4vMoeTextConfig"}
     names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
     names |= {"lfm3": "Lfm3"}
     names |= {"cohere2": "Cohere2", "exaone4": "Exaone4", "ministral3": "Ministral3"}
@@ -112,6 +113,19 @@ def test_a_published_gemma_says_little_of_its_language_model() -> None:
     assert found["num_attention_heads"] == 8
     assert found["eos_token_id"] == [1, 106]
     assert found["hidden_size"] == 2560
+
+
+@pytest.mark.parametrize("changes", [{}, {"partial_rotary_factor": 0.25}, {"head_dim": 16, "attention_bias": False}])
+def test_what_glm_4v_does_unlike_glm_4(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Its rope rotates whole heads unless it says otherwise, and queries, keys and values have biases, whatever it says."""
+    save_multimodal("glm4v", tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    del text["rope_parameters"]
+    text = {key: value for key, value in text.items() if key != "head_dim"}
+    pairs = {"partial_rotary_factor": [1, 1, 0]}.get(next(iter(changes), ""), [2, 3, 3])
+    rope = {"rope_theta": 1e4, "rope_scaling": {"rope_type": "default", "mrope_section": pairs}}
+    edit(tmp_path, text_config=text | rope | changes)
+    assert not differences(tmp_path, reader=AutoModelForImageTextToText)[0]
 
 
 def test_null_is_a_value(tmp_path: Path) -> None:

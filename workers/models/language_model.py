@@ -24,6 +24,9 @@ MULTIMODAL = {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "glm46v": "glm4v_text",
+    "glm4v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
     "idefics3": "llama",
     "internvl": "qwen2",
     "lfm2_vl": "lfm2",
@@ -31,6 +34,7 @@ MULTIMODAL = {
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
+    "llava_next_video": "llama",
     "llava_onevision": "qwen2",
     "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral",
@@ -41,10 +45,13 @@ MULTIMODAL = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
+    "vipllava": "llama",
 }
 # Language models' "model_type"s that are computed like another family's.
 SAME = {
     "exaone4_5_text": "exaone4",
+    "glm4v_moe_text": "glm4_moe",
+    "glm4v_text": "glm4",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
@@ -71,6 +78,8 @@ USUAL: dict[str, dict[str, Any]] = {
         "gemma3n_text": (262400, 2048, 16384, 35, 8, 2, 32768),
         "gemma4_text": (262144, 2304, 9216, 30, 8, 4, 131072),
         "gemma4_unified_text": (262144, 2304, 9216, 30, 8, 4, 262144),
+        "glm4v_moe_text": (151424, 4096, 10944, 46, 96, 8, 65536),
+        "glm4v_text": (151552, 4096, 13696, 40, 32, 2, 32768),
         "lfm2": (65536, 2560, 12288, 32, 32, 8, 128000),
         "lfm3": (128000, 2048, 7680, 24, 16, 4, 128000),
         "llama": (32000, 4096, 11008, 32, 32, None, 2048),
@@ -95,6 +104,8 @@ USUAL["qwen2_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 USUAL["qwen2_5_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 USUAL["qwen3_vl_text"] |= {"rope_theta": 5e5}
 USUAL["qwen3_vl_moe_text"] |= {"rope_theta": 5e5, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "head_dim": 128}
+USUAL["glm4v_text"] |= {"rms_norm_eps": 1e-5}
+USUAL["glm4v_moe_text"] |= {"attention_bias": True}
 # Keys in the language model's configuration that concern pictures.
 OF_PICTURES = frozenset(
     [
@@ -104,6 +115,10 @@ OF_PICTURES = frozenset(
         "vision_start_token_id",
         "vision_end_token_id",
         "vision_token_id",
+        "image_start_token_id",
+        "image_end_token_id",
+        "video_start_token_id",
+        "video_end_token_id",
         "pixel_shuffle_factor",
         "perceiver_config",
     ]
@@ -151,6 +166,11 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     text["model_type"] = SAME.get(kind, kind)
     if kind == "qwen3_vl_moe_text":
         text["norm_topk_prob"] = True  # transformers ignores the configuration's value
+    if kind == "glm4v_text":
+        text["attention_bias"] = True  # so it does this one
+        # These differ from GLM-4's own defaults.
+        text.setdefault("head_dim", text["hidden_size"] // text["num_attention_heads"])
+        text.setdefault("partial_rotary_factor", 1.0)
     # By default tied_head.py decides by whether the checkpoint has an LM head of its own.
     text["tie_word_embeddings"] = values.get("tie_word_embeddings", values["model_type"] not in UNTIED)
     for key in ("rope_scaling", "rope_parameters"):
