@@ -1,4 +1,4 @@
-"""The real driver in thousands of worlds of chance (tests/support/orders.py), each decided by its seed, on their own clock.
+"""The real driver on thousands of jobs with random failures (tests/support/orders.py), by seed, on a virtual clock.
 
 python stress/orders.py --seeds 0:10000      # this many of them; stops at the first that breaks a rule, with its log
 python stress/orders.py --seeds 260          # one of them again, with all that happened in it
@@ -46,7 +46,7 @@ def main() -> None:
                 sys.exit(broken)
             outcomes.append(outcome)
     told = {
-        "worlds": len(outcomes),
+        "jobs": len(outcomes),
         "drivers begun": sum(outcome.runs for outcome in outcomes),
         "targets that died": sum(outcome.deaths for outcome in outcomes),
         "rows blamed": sum(outcome.blamed for outcome in outcomes),

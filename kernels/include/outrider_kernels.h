@@ -170,8 +170,8 @@ typedef struct outrider_weight {
 } outrider_weight;
 
 /* Rows of a matrix that is already quantised. A row has one element of `scales`, `zeros` and `sub_*` for every `group` columns; the
- * last group may be shorter. With SIX_BITS, FOUR_BITS and EIGHT_BITS, `scales` and `minima` have one for every 256 columns; with FACTORS, `scales`
- * has one for every 128. A weight is
+ * last group may be shorter. With SIX_BITS, FOUR_BITS and EIGHT_BITS, `scales` and `minima` have one for every 256 columns; with
+ * FACTORS, `scales` has one for every 128. A weight is
  *   (code - zero) * scale
  *   SIX_BITS, FOUR_BITS  code * scale * sub_scale - minimum * sub_minimum
  *   EIGHT_BITS   (code - zero) * scale * sub_scale
@@ -232,8 +232,9 @@ typedef struct outrider_quantised {
  *   ATTENTION  in = queries, key, value, heads, kv_heads, head_size, scale, cap (of scores); window: 0: a token attends to all tokens
  *              before it, w > 0: to the last w, -w: to those of its own chunk of w tokens; weight: the score of an attention sink for
  *              each head, or -1; bias: ALiBi's slope of each head, or -1: score = in . key * scale + slope * (key's position - query's),
- *              or with rotated = 1 (in . key + b(key's position) - b(query's)) * scale, b(p) = bf16(slope * bf16(p)). Several operations may share the cache of one layer: with the same key, value, kv_heads and
- *              head_size. The heads of value and out may have another size than head_size, a multiple of 8
+ *              or with rotated = 1 (in . key + b(key's position) - b(query's)) * scale, b(p) = bf16(slope * bf16(p)). Several
+ *              operations may share the cache of one layer, with the same key, value, kv_heads and head_size. The heads of value
+ *              and out may have another size than head_size, a multiple of 8
  *   SCALE      in, out, residual, weight: a vector. integer 1, window 0: column c is multiplied by element c; integer 0, window 0: all by
  *              the first element. window > 0: all by element min((position + integer) / window, last); only before SELECT
  *   XIELU      in, out, weight: a vector w of four: p = softplus(w[0]), beta = w[2], n = beta + softplus(w[1]), epsilon = w[3]
@@ -341,7 +342,7 @@ typedef struct outrider_batch {
   const int32_t *masks_ready; /* or NULL: the masks are complete */
   int32_t mask_words;         /* words of one mask, at least ceil(vocabulary / 32) */
   const int32_t *states;      /* [feeds] 1: states are wanted; or NULL: none wanted */
-  uint16_t *states_out;       /* out [tokens of those feeds, columns of all HAND_OUTs] bf16 */
+  uint16_t *states_out;       /* out [tokens of those feeds, columns of all HIDDEN_OUTs] bf16 */
   const int32_t *given;       /* [feeds] how many of the feed's tokens come with a state, all or 0; or NULL: 0 */
   const uint16_t *states_in;  /* [sum of given, columns of HIDDEN_IN] bf16 */
 } outrider_batch;

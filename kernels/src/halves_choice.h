@@ -16,7 +16,7 @@ class HalvesChoice {
   HalvesChoice();
   bool no_choice() const { return forced_ == kNoChoice; }
   bool always() const { return forced_ == 1; }
-  // Whether the next pass, over so many tokens and bytes of keys and values, is to run in halves.
+  // Whether the next pass, over this many tokens and bytes of keys and values, is to run in halves.
   bool next(int tokens, int64_t cache_bytes);
   // Reports the time of that pass.
   void took(double seconds);

@@ -231,7 +231,7 @@ static inline int block_first(int tokens, int blocks, int block) {
 }
 
 // Prefetching of memory that this thread will read soon, in small steps between other work.
-struct AskedBeside {
+struct PrefetchBeside {
   struct Area {
     const char *begin, *end;
   };
@@ -257,7 +257,7 @@ struct Linear {
   float cap;                 // 0: none
   char *expanded;            // the thread's scratch: expanded_bytes of the weight
   const int32_t *constants;  // for products in pairs: [tiles][blocks][kTileRows]
-  AskedBeside *beside;       // or null; only with products in pairs
+  PrefetchBeside *beside;    // or null; only with products in pairs
 };
 
 static constexpr int element_bytes(int cache_format) {
@@ -296,12 +296,12 @@ struct Attend {
   int32_t window;
   int32_t begin;  // the first token that was not skipped
   float scale;
-  float cap;            // of scores, 0: none
-  const float *sinks;   // [heads][group] the score of each query head's attention sink, or null
-  const float *slopes;  // [heads][group] ALiBi's slope of each query head, or null
-  bool bf16_biases;     // whether ALiBi is computed in bf16, of the keys' positions, and scaled as scores are
-  float *scratch;       // attention_scratch floats
-  AskedBeside *beside;  // prefetched meanwhile, or null. If not null, the cache that is attended to was prefetched before
+  float cap;               // of scores, 0: none
+  const float *sinks;      // [heads][group] the score of each query head's attention sink, or null
+  const float *slopes;     // [heads][group] ALiBi's slope of each query head, or null
+  bool bf16_biases;        // whether ALiBi is computed in bf16, of the keys' positions, and scaled as scores are
+  float *scratch;          // attention_scratch floats
+  PrefetchBeside *beside;  // prefetched meanwhile, or null; where given, this task's own cache has been prefetched already
 };
 
 // kMostQueries: of all kv heads in one call, if there are several. Their sums stay in the L1 cache.
@@ -385,11 +385,11 @@ struct Kernels : Products {
   void (*scaled)(const float *x, float factor, const float *added, float *out, int width);
   void (*xielu)(const float *x, const Xielu &task, float *out, int width);
   // max(0, x - (mean + deviations * standard deviation)).
-  void (*cut)(const float *x, float deviations, float *out, int width);
+  void (*gaussian_top_k)(const float *x, float deviations, float *out, int width);
   // The sum of `count` consecutive vectors, each times its coefficient, plus `added` (or null).
   void (*blend)(const float *vectors, int count, const float *coefficients, const float *added, float *out, int width);
   // x * sqrt(mean(model^2) / max(mean(x^2), least)) + added (or null).
-  void (*match)(const float *x, const float *model, float least, const float *added, float *out, int width);
+  void (*match_rms)(const float *x, const float *model, float least, const float *added, float *out, int width);
   // The products of x with each of `count` vectors, which are `stride` floats apart.
   void (*products)(const float *vectors, int64_t stride, int count, const float *x, int width, float *out);
   void (*store_cache)(const CacheView &cache, int position, const float *key, const float *value, int head_size,

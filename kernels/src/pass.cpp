@@ -193,8 +193,8 @@ void Pass::xielu(const outrider_op &op, Rows rows, int thread) {
 void Pass::gaussian_top_k(const outrider_op &op, Rows rows, int thread) {
   share(rows, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t)
-      engine.kernels->cut(engine.buffer(op.in) + t * engine.stride(op.in), op.scale,
-                          engine.buffer(op.out) + t * engine.stride(op.out), op.out.width);
+      engine.kernels->gaussian_top_k(engine.buffer(op.in) + t * engine.stride(op.in), op.scale,
+                                     engine.buffer(op.out) + t * engine.stride(op.out), op.out.width);
   });
 }
 
@@ -219,10 +219,10 @@ void Pass::match_rms(const outrider_op &op, Rows rows, int thread) {
   share_items(rows, op.heads, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {
       const int64_t t = item / op.heads, at = item % op.heads * op.key.width;
-      engine.kernels->match(engine.buffer(op.in) + t * engine.stride(op.in) + at,
-                            engine.buffer(op.key) + t * engine.stride(op.key), op.epsilon,
-                            residual ? residual + t * residual_stride + at : nullptr,
-                            engine.buffer(op.out) + t * engine.stride(op.out) + at, op.key.width);
+      engine.kernels->match_rms(engine.buffer(op.in) + t * engine.stride(op.in) + at,
+                                engine.buffer(op.key) + t * engine.stride(op.key), op.epsilon,
+                                residual ? residual + t * residual_stride + at : nullptr,
+                                engine.buffer(op.out) + t * engine.stride(op.out) + at, op.key.width);
     }
   });
 }

@@ -141,7 +141,7 @@ struct Pass {
   // Attention of queries first..end of each of the feed's kv heads head..end_head. stores: stores their keys and values first. beside:
   // prefetched meanwhile, or null; if not null, the keys and values of these heads were prefetched before.
   void attend_heads(const outrider_op &op, const FeedState &feed, int64_t head, int64_t end_head, int64_t first_query,
-                    int64_t end_query, bool stores, int thread, AskedBeside *beside = nullptr) const;
+                    int64_t end_query, bool stores, int thread, PrefetchBeside *beside = nullptr) const;
   void attend_branch(const outrider_op &op, const Branch &branch, int64_t head, int thread);
   CacheView view(const outrider_op &op, int64_t token, int64_t head) const;
   void store(const outrider_op &op, int64_t token, int64_t head) const;

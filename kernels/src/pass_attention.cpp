@@ -99,7 +99,7 @@ void Pass::attention(const outrider_op &op, size_t index, int thread) {
 }
 
 void Pass::attend_heads(const outrider_op &op, const FeedState &feed, int64_t head, int64_t end_head, int64_t first_query,
-                        int64_t end_query, bool stores, int thread, AskedBeside *beside) const {
+                        int64_t end_query, bool stores, int thread, PrefetchBeside *beside) const {
   const QueryRows queries = queries_of(op, feed);
   Attend task = queries_from(op, queries.row, queries.token, head, thread);
   task.heads = static_cast<int32_t>(end_head - head);

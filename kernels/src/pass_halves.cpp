@@ -45,7 +45,7 @@ AttentionBeside::AttentionBeside(const Pass &pass, size_t index, const Part &par
   items_ = items_of_feed_ * (part.end_feed - part.first_feed);
   const double wanted =
       kShareBesideProducts * static_cast<double>(bytes) * op_.kv_heads / static_cast<double>(std::max<int64_t>(steps, 1));
-  rate_ = static_cast<int>(std::min(wanted, double{AskedBeside::kMostRate}));
+  rate_ = static_cast<int>(std::min(wanted, double{PrefetchBeside::kMostRate}));
   claim();
 }
 
@@ -85,23 +85,23 @@ void AttentionBeside::claim() {
       bytes += heads * (layer.key_bytes + layer.value_bytes);
     }
   }
-  asked_ = {batch_->areas.data(), batch_->areas.data() + areas, nullptr, nullptr, rate_, 0};
+  prefetch_ = {batch_->areas.data(), batch_->areas.data() + areas, nullptr, nullptr, rate_, 0};
 }
 
-void AttentionBeside::attend_batch(AskedBeside *beside) {
-  const Batch &asked = *batch_;
+void AttentionBeside::attend_batch(PrefetchBeside *beside) {
+  const Batch &batch = *batch_;
   batch_ = &batches_[batch_ == &batches_[0] ? 1 : 0];
   claim();
-  for (size_t i = 0; i < asked.count; ++i) {
-    const int64_t item = asked.items[i];
+  for (size_t i = 0; i < batch.count; ++i) {
+    const int64_t item = batch.items[i];
     const FeedState &feed = feed_of(item);
     pass_.attend_heads(op_, feed, head_of(item), end_head_of(item), 0, int64_t{feed.count} * (op_.heads / op_.kv_heads),
-                       /*stores=*/true, thread_, asked.whole ? beside : nullptr);
+                       /*stores=*/true, thread_, batch.whole ? beside : nullptr);
   }
 }
 
 void AttentionBeside::go_on() {
-  if (batch_->count > 0 && asked_.done()) attend_batch(&asked_);
+  if (batch_->count > 0 && prefetch_.done()) attend_batch(&prefetch_);
 }
 
 void AttentionBeside::finish() {

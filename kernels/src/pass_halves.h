@@ -18,7 +18,7 @@ class AttentionBeside {
   AttentionBeside(const AttentionBeside &) = delete;
   AttentionBeside &operator=(const AttentionBeside &) = delete;
 
-  AskedBeside *asked() { return &asked_; }
+  PrefetchBeside *prefetch() { return &prefetch_; }
   // Computes attention of the current batch if all of it has been prefetched.
   void go_on();
   // Computes attention of everything that is left, prefetched or not.
@@ -31,12 +31,12 @@ class AttentionBeside {
     std::array<int64_t, kMostItems> items{};
     size_t count = 0;
     bool whole = true;  // whether `areas` covers all of its keys and values
-    std::array<AskedBeside::Area, kMostAreas> areas{};
+    std::array<PrefetchBeside::Area, kMostAreas> areas{};
   };
 
   void claim();
   // Claims the next batch and computes attention of the current one. beside: prefetches the next batch meanwhile; or null.
-  void attend_batch(AskedBeside *beside);
+  void attend_batch(PrefetchBeside *beside);
   const FeedState &feed_of(int64_t item) const;
   int64_t head_of(int64_t item) const { return item % items_of_feed_ * heads_each_; }
   int64_t end_head_of(int64_t item) const;
@@ -47,11 +47,11 @@ class AttentionBeside {
   const size_t claimed_;
   const int thread_;
   int owner_;     // the thread whose share is claimed from, as in Claims::next
-  int rate_ = 0;  // AskedBeside::rate of every batch
+  int rate_ = 0;  // PrefetchBeside::rate of every batch
   int64_t heads_each_ = 1, items_of_feed_ = 1, items_ = 0;
   std::array<Batch, 2> batches_;
   Batch *batch_ = &batches_[0];  // being prefetched, while the other one is attended to
-  AskedBeside asked_;
+  PrefetchBeside prefetch_;
 };
 
 }  // namespace outrider

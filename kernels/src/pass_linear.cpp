@@ -82,7 +82,7 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
     const int last = std::min(first + pieces.tiles_each, pieces.tiles);
     // After each tile the other half's attention may run.
     if (beside) {
-      task.beside = beside->asked();
+      task.beside = beside->prefetch();
       for (; first < last - 1; ++first) {
         kernels.linear(task, first, first + 1, &weight, first + 1);
         beside->go_on();

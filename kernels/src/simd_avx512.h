@@ -173,7 +173,7 @@ inline I nearest_bf16(F lower, F upper) {
 }
 #endif
 inline void prefetch(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
-inline void prefetch_second(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
+inline void prefetch_to_l2(const void *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T1); }
 // Prefetches a line for writing. Without -mprfchw GCC turns __builtin_prefetch(p, 1) into a prefetch for reading.
 inline void prefetch_to_write(const void *p) { asm volatile("prefetchw %0" : : "m"(*static_cast<const char *>(p))); }
 

@@ -287,7 +287,7 @@ inline F dot_bf16(F acc, I a, I b) {
   return fma(as_float(and_i(a, high)), as_float(and_i(b, high)), acc);
 }
 inline void prefetch(const void *) {}
-inline void prefetch_second(const void *) {}
+inline void prefetch_to_l2(const void *) {}
 inline void prefetch_to_write(const void *) {}
 
 }  // namespace

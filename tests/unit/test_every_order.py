@@ -1,4 +1,4 @@
-"""The real driver in worlds where everything goes wrong. A broken rule names its seed: stress/orders.py replays it."""
+"""The real driver on jobs in which everything goes wrong. A broken rule names its seed: stress/orders.py replays it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lived(seeds: range) -> None:
             FailingJob(seed).run()
         except Violation as violation:
             broken.append(str(violation))
-    assert not broken, f"{len(broken)} of {len(seeds)} worlds break a rule, the first is\n{broken[0]}"
+    assert not broken, f"{len(broken)} of {len(seeds)} jobs break a rule, the first is\n{broken[0]}"
 
 
 def test_no_order_of_things_loses_doubles_or_blames_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +58,11 @@ def test_a_job_is_the_same_each_time() -> None:
     assert (first.run(), first.ray.log) == (second.run(), second.ray.log)
 
 
-# A harness that cannot fail proves nothing: mistakes in what it watches over are found, each within a few worlds.
+# A harness that cannot fail proves nothing: mistakes in what it watches over are found, each within a few jobs.
 
 
-def complaint(worlds: int = 120) -> str:
-    for seed in range(worlds):
+def complaint(jobs: int = 120) -> str:
+    for seed in range(jobs):
         try:
             FailingJob(seed).run()
         except Violation as violation:

@@ -1,4 +1,4 @@
-"""The schedule in random small worlds: whatever replicas die or hang, no row is lost or written twice."""
+"""The schedule on small random jobs: whatever replicas die or hang, no row is lost or written twice."""
 
 from __future__ import annotations
 

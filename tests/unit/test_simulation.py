@@ -1,4 +1,4 @@
-"""The real schedule in worlds with deaths, stragglers and replicas that hang."""
+"""The real schedule on jobs with deaths, stragglers and replicas that hang."""
 
 from __future__ import annotations
 
