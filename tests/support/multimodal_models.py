@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 VOCABULARY = 512
@@ -142,6 +143,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "internvl": _multimodal(
         {"model_type": "qwen2"}, _VISION | {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]}
     ),
+    "kimi_k25": _multimodal(
+        {"model_type": "deepseek_v3", "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3}
+        | {"n_group": 4, "topk_group": 2, "moe_intermediate_size": 24, "kv_lora_rank": 24, "q_lora_rank": 40}
+        | {"qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16, "first_k_dense_replace": 1, "head_dim": 8},
+        _VISION,
+        projection_hidden_size=32,
+    ),
     "lfm2_vl": _multimodal(
         {
             "model_type": "lfm2",
@@ -208,4 +216,8 @@ def multimodal_model(kind: str, seed: int = 0, language: dict[str, Any] | None =
 def save_multimodal(kind: str, path: Path, seed: int = 0, language: dict[str, Any] | None = None) -> Path:
     """``language``: changed keys of its language model's configuration."""
     multimodal_model(kind, seed, language).save_pretrained(path)
+    if kind == "kimi_k25":  # transformers 5.24 calls its layers blocks, which it does not read again; its makers do not
+        file = path / "model.safetensors"
+        old, new = "language_model.model.blocks.", "language_model.model.layers."
+        save_file({name.replace(old, new): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
     return path

@@ -29,6 +29,7 @@ MULTIMODAL = {
     "glm4v_moe": "glm4v_moe_text",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "kimi_k25": "deepseek_v3",
     "lfm2_vl": "lfm2",
     "lfm3_vl": "lfm3",
     "llama4": "llama4_text",
@@ -52,6 +53,7 @@ SAME = {
     "exaone4_5_text": "exaone4",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
+    "kimi_k2": "deepseek_v3",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
@@ -73,6 +75,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "aria_text": (32000, 4096, 4096, 32, 32, None, 2048),
         "apertus1p5_text": (266752, 4096, 14336, 32, 32, None, 65536),
         "cohere_compass_text": (256000, 8192, 22528, 40, 64, None, 8192),
+        "deepseek_v3": (129280, 7168, 18432, 61, 128, 128, 4096),
         "exaone4": (102400, 4096, 16384, 32, 32, 32, 2048),
         "gemma3_text": (262208, 2304, 9216, 26, 8, 4, 131072),
         "gemma3n_text": (262400, 2048, 16384, 35, 8, 2, 32768),
@@ -138,7 +141,7 @@ UNTIED = ("apertus1p5", "aria", "llama4", "minimax_m3_vl")
 NOT_LANGUAGE = (
     *("vision_tokenizer.", "audio_tokenizer."),
     *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),
-    *("multi_modal_projector.", "patch_merge_mlp.", "connector.", "image_newline"),
+    *("multi_modal_projector.", "patch_merge_mlp.", "mm_projector.", "connector.", "image_newline"),
 )
 
 
