@@ -120,6 +120,7 @@ KINDS: dict[str, dict[str, Any]] = {
         },
         _QWEN_VISION,
     ),
+    "deepseek_vl": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "siglip_vision_model"}),
     "exaone4_5": _multimodal({"model_type": "exaone4"} | _WINDOWS, _QWEN_VISION | {"num_key_value_heads": 2}),
     "gemma3": _multimodal({"sliding_window": 16}, mm_tokens_per_image=4),
     "gemma4": _multimodal(
@@ -183,6 +184,7 @@ KINDS: dict[str, dict[str, Any]] = {
         projector_hidden_size=32,
     ),
     "mistral3": _multimodal({"model_type": "mistral"}, _VISION | {"model_type": "pixtral"}),
+    "ovis2": _multimodal({"model_type": "qwen2"}, hidden_size=64, vocab_size=VOCABULARY),
     "qwen2_5_vl": _qwen(),
     "qwen2_vl": _qwen(),
     "qwen3_5": _multimodal(_DELTA, _QWEN_VISION),
@@ -196,6 +198,7 @@ KINDS: dict[str, dict[str, Any]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}, mrope_interleaved=True
     ),
     "smolvlm": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "smolvlm_vision"}),
+    "video_llama_3": _multimodal({"model_type": "qwen2"}),
     "vipllava": _multimodal(
         {"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}, vision_feature_layers=[-1]
     ),

@@ -19,6 +19,7 @@ MULTIMODAL = {
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
     "cohere_compass": "cohere_compass_text",
+    "deepseek_vl": "llama",
     "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
@@ -39,6 +40,7 @@ MULTIMODAL = {
     "llava_onevision": "qwen2",
     "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral",
+    "ovis2": "qwen2",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
@@ -46,6 +48,7 @@ MULTIMODAL = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
+    "video_llama_3": "qwen2",
     "vipllava": "llama",
 }
 # Language models' "model_type"s that are computed like another family's.
@@ -142,6 +145,7 @@ NOT_LANGUAGE = (
     *("vision_tokenizer.", "audio_tokenizer."),
     *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),
     *("multi_modal_projector.", "patch_merge_mlp.", "mm_projector.", "connector.", "image_newline"),
+    *("aligner.", "projector.", "visual_embeddings_table."),
 )
 
 
