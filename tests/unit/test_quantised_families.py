@@ -100,6 +100,7 @@ def pairs() -> Iterator[object]:
             "global_head_dim",
             "num_attention_heads_per_layer",
             "mamba_num_heads",
+            "mamba_n_heads",
         }  # (gates have a row for each head)
         if pair[1] == "gptq, 2 bits" and not narrow.isdisjoint((TINY | MIXTURES)[pair[0]][1]):
             continue  # sixteen rows lie in a word
