@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 
 from outrider.workers.models.twins import attention_of
+
+# transformers 5.24 has it, but opens it within Mistral 3 alone.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 203,
@@ -802,6 +807,22 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 3, "n_shared_experts": 2, "attention_bias": True, "num_key_value_heads": 6}
         | _rope("yarn", **YARN),
     ),
+    "mistral4-plain": (
+        "mistral4",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 5, "moe_intermediate_size": 32, "norm_topk_prob": False, "q_lora_rank": None}
+        | {"attention_bias": True, "rope_interleave": False, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1}
+        | _rope("yarn", **YARN, llama_4_scaling_beta=0.4),
+    ),
+    "mistral4": (
+        "mistral4",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
+        | {"v_head_dim": 24, "n_shared_experts": 2}
+        | _rope("yarn", **YARN | {"original_max_position_embeddings": 8}, llama_4_scaling_beta=0.3),
+    ),
     "mimo-v2-flash": (
         "mimo_v2_flash",
         MIXTURE
@@ -1027,7 +1048,7 @@ def saved_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 def tiny_config(name: str, **changes: Any) -> PretrainedConfig:
     """That of the model below, which takes ten times as long to make."""
     kind, settings = (TINY | MIXTURES)[name]
-    return AutoConfig.for_model(kind, **(settings | changes))
+    return AutoConfig.for_model(kind, **deepcopy(settings | changes))  # Mistral 4's writes into its rope_parameters
 
 
 def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:

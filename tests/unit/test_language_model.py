@@ -64,6 +64,20 @@ def test_ministral_3_is_a_language_model_inside_mistral3(tmp_path: Path) -> None
     assert proposed
 
 
+def test_mistral_small_4_is_a_language_model_inside_mistral3(tmp_path: Path) -> None:
+    """Its factors of queries begin within these rows."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 32}
+    rope |= {"llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0, "max_position_embeddings": 512}
+    language = {"model_type": "mistral4", "rope_parameters": rope, "num_key_value_heads": 4, "n_routed_experts": 6}
+    language |= {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "kv_lora_rank": 24, "q_lora_rank": 40}
+    language |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+    path = save_multimodal("mistral3", tmp_path, language=language)
+    assert any(op.kind is Kind.SCALE for op in read_program(path, PRECISIONS["fp32"]).program.ops)
+    found, proposed = differences(path, reader=AutoModelForImageTextToText)
+    assert not found
+    assert proposed
+
+
 def test_all_kinds_are_tried() -> None:
     """But Gemma 3n, whose eyes are another library's (test_gemma3n.py)."""
     assert KINDS.keys() == MULTIMODAL.keys() - {"gemma3n"}
@@ -81,7 +95,7 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"deepseek_v3": "DeepseekV3Config"}
     places |= {"glm4v_text": "Glm4vTextConfig", "glm4v_moe_text": "Glm4vMoeTextConfig"}
     names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
-    names |= {"lfm3": "Lfm3"}
+    names |= {"lfm3": "Lfm3", "mistral4": "Mistral4"}
     names |= {"cohere2": "Cohere2", "exaone4": "Exaone4", "ministral3": "Ministral3"}
     places |= {kind: f"{name}Config" for kind, name in names.items()}
     assert places.keys() == USUAL.keys()

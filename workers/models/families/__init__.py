@@ -153,6 +153,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "ministral": llama.ministral,
     "ministral3": ministral3.ministral3,
     "mistral": llama.mistral,
+    "mistral4": latent.mistral4,
     "mixtral": mixtures.mixtral,
     "modernbert-decoder": modernbert_decoder.modernbert_decoder,
     "mpt": mpt.mpt,

@@ -1,7 +1,7 @@
 """Latent attention: the keys and values of all heads are projections of one latent vector a token.
 
-DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), A.X-K1, Sarvam's larger model, GLM-4.7-Flash, Youtu, MiniCPM 3, and
-some layers of Kimi Linear (kimi_linear.py).
+DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), Mistral 4, A.X-K1, Sarvam's larger model, GLM-4.7-Flash, Youtu,
+MiniCPM 3, and some layers of Kimi Linear (kimi_linear.py).
 The cache stores the latent vector as the key and the value of all heads. A head's query is multiplied by the rows of
 kv_b_proj that compute its keys, and its output of attention by the rows that compute its values. docs/architecture.md has
 the reasons.
@@ -9,15 +9,21 @@ the reasons.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Program, Routing, Slice
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.corrected_mixtures import check_sarvam, deepseek_experts, deepseek_router
+from outrider.workers.models.families.corrected_mixtures import (
+    SMALLEST_SUM,
+    check_sarvam,
+    deepseek_experts,
+    deepseek_router,
+)
 from outrider.workers.models.families.experts import Router, groups_of, mixture, sparse_layers
 from outrider.workers.models.families.gemma import in_type_of_embeddings
+from outrider.workers.models.families.ministral3 import BETA, ORIGINAL, QueryFactors, query_factors
 from outrider.workers.models.families.parts import Begin, Linear, Ranges, rms_norm
 from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
 from outrider.workers.models.rope import LONG, Rope, latent_factor, read_rope
@@ -31,6 +37,19 @@ HEAD_UNIT = 8
 BY_HEADS = "kv_b_proj_by_heads"
 # A.X-K1's: a key for whether the router has corrections, and the norm after its experts.
 CORRECTIONS, BEHIND_EXPERTS = "e_score_correction_bias", "post_mlp_layernorm"
+# What transformers takes where a Mistral 4 has no rope, and keys among those of rope that do not change it.
+MISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 128.0,
+    ORIGINAL: 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    BETA: 0.1,
+}
+NOT_OF_ROPE = ("partial_rotary_factor", "max_position_embeddings")
 # Keys of training, and of multi-token prediction layers (formats/unexpected_tensors.py).
 UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers")
 
@@ -41,6 +60,7 @@ class Latent:
 
     Queries are computed from a latent vector of ``query_rank`` columns (0: from the layer's input), keys and values from
     one of ``rank``. ``paired``: rope rotates neighbouring columns. The rotated columns of keys are shared by all heads.
+    ``query_factors`` are those of ``Style``.
     """
 
     query_rank: int
@@ -53,6 +73,7 @@ class Latent:
     scale: float
     rope: Rope | None
     by_heads: bool = False
+    query_factors: QueryFactors | None = None
 
 
 def deepseek_v2(config: Config, begin: Begin) -> Program:
@@ -160,6 +181,49 @@ def axk1(config: Config, begin: Begin) -> Program:
         return rms_norm(builder, made, names, BEHIND_EXPERTS, sizes.epsilon, residual)
 
     return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), mixer=mixer))
+
+
+def mistral4(config: Config, begin: Begin) -> Program:
+    """DeepSeek's attention with Ministral 3's factors of queries, and experts by a softmax."""
+    said = _mistral_as_deepseek(config)
+    for key in config.values:
+        config.get(key)  # said.check_all_read() refuses unknown keys
+    sizes = _sizes(said, layers=36, ffn=12288, heads=32)
+    _check_experts(said, "softmax")
+    first, share = said.whole("first_k_dense_replace", 0), said.flag("norm_topk_prob", True)
+
+    def router(count: int, chosen: int) -> Router:
+        groups, kept = groups_of(said, count, chosen)
+        if kept < groups and not share:
+            raise said.unknown('"norm_topk_prob": false with groups of experts', hf="does")
+        scale = said.number("routed_scaling_factor", 1.0)
+        if not share:
+            return Router(Routing.SOFTMAX, scale=scale)
+        return Router(Routing.SOFTMAX_SHARE, groups=groups, groups_kept=kept, epsilon=SMALLEST_SUM, scale=scale)
+
+    shared = said.size("n_shared_experts", 1)
+    count = said.size("n_routed_experts", said.get("num_local_experts", said.get("num_experts", 128)))
+    experts = deepseek_experts(said, count, 4, 2048, shared, router, lambda layer: layer >= first)
+    latent = read_latent(said, sizes, query_rank=1024, plain=64, value=128, rank=256, passed_over=(BETA,))
+    latent = replace(latent, query_factors=query_factors(said, sizes.context))
+    program = decoder(said, begin, sizes, Style(attention=latent_attention(sizes, latent), mixer=mixture(sizes, experts)))
+    said.check_all_read()
+    return program
+
+
+def _mistral_as_deepseek(config: Config) -> Config:
+    """The configuration with DeepSeek's meaning of "head_dim", and of rope's part of a head, which Mistral states twice."""
+    values = dict(config.values)
+    plain, turned = config.size("qk_nope_head_dim", 64), config.size("qk_rope_head_dim", 64)
+    config.only("head_dim", plain + turned)
+    values.pop("head_dim", None)
+    key = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
+    rope = values.get(key) or MISTRAL_ROPE
+    if isinstance(rope, Mapping):
+        if rope.get("partial_rotary_factor", turned / (plain + turned)) != turned / (plain + turned):
+            raise config.unknown(f'"partial_rotary_factor": {rope["partial_rotary_factor"]!r}', hf="does")
+        values[key] = {name: each for name, each in rope.items() if name not in NOT_OF_ROPE}
+    return Config(values, config.source)
 
 
 def glm4_moe_lite(config: Config, begin: Begin) -> Program:
@@ -291,9 +355,10 @@ def read_latent(
     halves: bool = False,
     long: int = 0,
     turns: bool = True,
+    passed_over: Collection[str] = (),
 ) -> Latent:
     """The sizes and ranks are the family's defaults. ``halves``: its rope always rotates halves; ``long``: the original
-    length of its long rope (0: it has none); ``turns``: whether it has rope."""
+    length of its long rope (0: it has none); ``turns``: whether it has rope; ``passed_over`` is ``read_rope``'s."""
     plain, turned = config.size("qk_nope_head_dim", plain), config.size("qk_rope_head_dim", turned)
     if turned % HEAD_UNIT:
         raise config.unknown(f'"qk_rope_head_dim": {turned}, which is no multiple of {HEAD_UNIT}')
@@ -314,7 +379,7 @@ def read_latent(
         bias=config.flag("attention_bias", False),
         by_heads=config.flag(BY_HEADS, False),
         scale=(plain + turned) ** -0.5 * (latent_factor(config) if turns else 1.0),
-        rope=read_rope(config, turned, sizes.context, long_from=long) if turns else None,
+        rope=read_rope(config, turned, sizes.context, long_from=long, passed_over=passed_over) if turns else None,
     )
 
 
@@ -355,6 +420,8 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
             starts = range(0, heads * (plain + value), plain + value)
             to_key = [replace(wide, rows=((start, start + plain),), transposed=True) for start in starts]
             to_value = [replace(wide, rows=((start + plain, start + plain + value),)) for start in starts]
+        if latent.query_factors is not None:
+            builder.scale_by_position(query, *latent.query_factors)
         query = builder.heads(query, to_key)
         a = builder.attention(query, key, kv, heads=heads, kv_heads=1, scale=latent.scale)
         a = builder.heads(a, to_value)

@@ -13,6 +13,8 @@ from outrider.workers.models.families.skeleton import Style, decoder, read_sizes
 from outrider.workers.models.rope import read_rope
 
 BETA, ORIGINAL = "llama_4_scaling_beta", "original_max_position_embeddings"
+# (factors, positions) of ``Style``.
+QueryFactors = tuple[tuple[float, ...], int]
 # What transformers takes where a configuration has no rope.
 ROPE = {
     "rope_type": "yarn",
@@ -33,12 +35,12 @@ def ministral3(config: Config, begin: Begin) -> Program:
     style = Style(
         windows=[config.window(None)] * sizes.layers,
         ropes=[rope] * sizes.layers,
-        query_factors=_query_factors(config, sizes.context),
+        query_factors=query_factors(config, sizes.context),
     )
     return decoder(config, begin, sizes, style)
 
 
-def _query_factors(config: Config, context: int) -> tuple[tuple[float, ...], int] | None:
+def query_factors(config: Config, context: int) -> QueryFactors | None:
     """1 + beta * log(1 + k) from the position k * original on; None: no row grows so long."""
     stated = config.get("rope_scaling") or config.get("rope_parameters") or ROPE
     parameters = Config(stated, f'{config.source}: "rope_parameters"')
