@@ -79,7 +79,7 @@ def begin_portion(
     requests = [row for row in rows if isinstance(row, Request)]
     texts = [text_of(row) for row in requests if row.prompt_tokens is None]
     predictions = [row.prediction for row in requests if row.prediction]
-    encoding = tokenizer_process.begin_to_encode(model_info.path, texts) if texts else list
+    encoding = tokenizer_process.begin_to_encode(model_info.path, texts, context=model_info.context) if texts else list
     expecting = tokenizer_process.begin_to_encode(model_info.path, predictions, continued=True) if predictions else list
     compiling = _begin_to_compile(rows, model_info, tokenizer_process, markup)
     # The answers are taken in the order in which the calls were begun.

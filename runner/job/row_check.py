@@ -10,13 +10,14 @@ from outrider.runner.job.constraints import Constraint
 from outrider.runner.job.encoded_rows import ChatMarkup, Compiled, Encoded, Portion, begin_portion, key_of, with_tool_form
 from outrider.runner.job.journal import StoredRow
 from outrider.runner.job.prompts import BadRow, unexpected
-from outrider.runner.job.record_line import TOO_LONG_FOR_MODEL
+from outrider.runner.job.record_line import INVALID, TOO_LONG_FOR_MODEL
 from outrider.runner.job.requests import Request, RowError, parse_openai
 from outrider.runner.job.resolved_request import resolve
 from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.options.job import JobSpec
 from outrider.runner.validation_errors import short
 from outrider.workers.constraints.tool_forms import KNOWN
+from outrider.workers.models.limits import TooManyTokens
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.reasoning import prompt_ends_inside
 
@@ -65,7 +66,8 @@ class RowCheck:
     ) -> StoredRow | BadRow:
         model_info = self.model_info
         if isinstance(tokens, str):
-            return BadRow(row.custom_id, row.line, tokens)
+            code = TOO_LONG_FOR_MODEL if isinstance(tokens, TooManyTokens) else INVALID
+            return BadRow(row.custom_id, row.line, tokens, code)
         if (problem := _length_problem(row, len(tokens), model_info)) is not None:
             return BadRow(row.custom_id, row.line, problem, TOO_LONG_FOR_MODEL)
         if (problem := _vocabulary_problem(row, tokens, model_info)) is not None:

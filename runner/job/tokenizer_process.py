@@ -150,24 +150,24 @@ class TokenizerProcess:
         return self.begin_to_encode(path, prompts)()
 
     def begin_to_encode(
-        self, path: str, prompts: list[Any], continued: bool = False
+        self, path: str, prompts: list[Any], continued: bool = False, context: int | None = None
     ) -> Callable[[], list[tuple[int, ...] | str]]:
         """Begin to encode prompts; the returned function waits for the tokens, or for a sentence about a prompt that fails.
 
         Several calls may be pending; wait for them in the order in which they were begun. ``continued``: no BOS token and
-        the like at the beginning.
+        the like at the beginning. ``context``: a long prompt that is certain to have so many tokens is refused at once.
         """
         pool = self._pool
         try:
-            pending = self._begin(_encode, path, prompts, continued)
+            pending = self._begin(_encode, path, prompts, continued, context)
         except TokenizerProcessDied:  # by an earlier call, whose caller starts it again
-            return lambda: self._encode_again(pool, path, prompts, continued)
+            return lambda: self._encode_again(pool, path, prompts, continued, context)
 
         def answer() -> list[tuple[int, ...] | str]:
             try:
                 return pending()
             except TokenizerProcessDied:
-                return self._encode_again(pool, path, prompts, continued)
+                return self._encode_again(pool, path, prompts, continued, context)
 
         return answer
 
@@ -233,22 +233,22 @@ class TokenizerProcess:
         raise TokenizerProcessDied(DIED)
 
     def _encode_again(
-        self, died: ProcessPoolExecutor, path: str, prompts: list[Any], continued: bool
+        self, died: ProcessPoolExecutor, path: str, prompts: list[Any], continued: bool, context: int | None
     ) -> list[tuple[int, ...] | str]:
         """Encode the prompts after the process ``died``, one by one if one of them may have ended it."""
         if died is not self._pool:  # an earlier call ended that process
-            return self.begin_to_encode(path, prompts, continued)()
+            return self.begin_to_encode(path, prompts, continued, context)()
         self._start_again()
-        return [self._encode_alone(path, prompt, continued) for prompt in prompts]
+        return [self._encode_alone(path, prompt, continued, context) for prompt in prompts]
 
-    def _encode_alone(self, path: str, prompt: Any, continued: bool) -> tuple[int, ...] | str:
+    def _encode_alone(self, path: str, prompt: Any, continued: bool, context: int | None) -> tuple[int, ...] | str:
         for _ in range(ATTEMPTS):
             try:
-                return self._ask(_encode, path, [prompt], continued)[0]
+                return self._ask(_encode, path, [prompt], continued, context)[0]
             except TokenizerProcessDied:
                 self._start_again()
         try:
-            self._ask(_encode, path, [SHORT_PROMPT], False)
+            self._ask(_encode, path, [SHORT_PROMPT], False, None)
         except TokenizerProcessDied:
             raise ModelError(UNUSABLE.format(path, "for a prompt of one letter")) from None
         return TOO_MUCH
@@ -339,10 +339,10 @@ def _prepare_scoring(model: str, against: str | None) -> tuple[ModelInfo, ModelI
     return prepare_scoring(model, against, _tell_of_reading, lambda path: _messages.send(Path(path)))
 
 
-def _encode(path: str, prompts: list[Any], continued: bool) -> list[tuple[int, ...] | str]:
+def _encode(path: str, prompts: list[Any], continued: bool, context: int | None) -> list[tuple[int, ...] | str]:
     from outrider.workers.models.preparation import encode
 
-    return encode(path, prompts, continued)
+    return encode(path, prompts, continued, context)
 
 
 def _compile(path: str, vocabulary: int, end: int, constraints: list[dict[str, Any]]) -> list[tuple[str, str]]:

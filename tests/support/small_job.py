@@ -90,7 +90,7 @@ class FakeTokenizerProcess:
     def tool_form(self, path: str) -> None:
         return None
 
-    def begin_to_encode(self, path: str, prompts: list[str]) -> Callable[[], list[tuple[int, ...] | str]]:
+    def begin_to_encode(self, path: str, prompts: list[str], context: int) -> Callable[[], list[tuple[int, ...] | str]]:
         return lambda: [tuple(ord(letter) % 100 for letter in one) or "it is empty" for one in prompts]
 
 

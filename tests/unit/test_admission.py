@@ -22,10 +22,13 @@ from outrider.runner.job.source import Source
 from outrider.runner.options.job import JobSpec
 from outrider.workers.errors import InputError, UsageError
 from outrider.workers.messages import Sampling
+from outrider.workers.models.limits import TooManyTokens
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.reasoning import ReasoningTags
 
 MODEL_INFO = ModelInfo("tiny", "/models/tiny", "llama", 20, 100, "float32", (0,), 5, "d")
+# Characters of a prompt that is not even encoded.
+FAR_TOO_LONG = 1000
 
 
 class FakeTokenizerProcess:
@@ -41,16 +44,21 @@ class FakeTokenizerProcess:
         return None
 
     def begin_to_encode(
-        self, path: str, prompts: list[Any], continued: bool = False
+        self, path: str, prompts: list[Any], continued: bool = False, context: int | None = None
     ) -> Callable[[], list[tuple[int, ...] | str]]:
-        assert path == MODEL_INFO.path
+        assert path == MODEL_INFO.path and context == (None if continued else MODEL_INFO.context)
         self.asked.append(len(prompts))
 
         def token(letter: str) -> int:
             """Letters that are not ASCII are none of this model's."""
             return ord(letter) % 100 if letter.isascii() else ord(letter)
 
-        return lambda: [tuple(map(token, one)) if isinstance(one, str) else "no chats here" for one in prompts]
+        def encoded(prompt: Any) -> tuple[int, ...] | str:
+            if not isinstance(prompt, str):
+                return "no chats here"
+            return TooManyTokens("far too long") if len(prompt) > FAR_TOO_LONG else tuple(map(token, prompt))
+
+        return lambda: list(map(encoded, prompts))
 
 
 @pytest.fixture
@@ -189,6 +197,15 @@ def test_skip_bad_makes_error_records_in_place(journal: Journal) -> None:
     errors = [json.loads(record) for record in journal.records(FAILED)]
     assert [error["custom_id"] for error in errors] == ["2", "c"]
     assert errors[1]["error"]["message"].endswith('in.jsonl:3: "prompt" is empty')
+
+
+@pytest.mark.parametrize("characters", [20, FAR_TOO_LONG + 1])
+def test_a_prompt_that_is_too_long_has_the_code_of_one_whether_it_was_encoded_or_not(
+    journal: Journal, characters: int
+) -> None:
+    assert admitted(journal, lines({"prompt": "a" * characters}, {"prompt": "a"}), skip_bad=True) == 2
+    [error] = [json.loads(record)["error"] for record in journal.records(FAILED)]
+    assert error["code"] == "context_length_exceeded"
 
 
 def test_an_id_that_repeats_is_named_with_both_lines(journal: Journal) -> None:

@@ -17,6 +17,10 @@ from pathlib import Path
 MOST_BYTES = 3 << 30
 
 
+class TooManyTokens(str):
+    """The sentence about a prompt that the model's context cannot hold, and that was therefore not encoded."""
+
+
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
     """In this context allocations beyond ``MOST_BYTES`` fail, and more ``seconds`` of CPU time end the process (SIGPROF).

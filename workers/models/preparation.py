@@ -21,7 +21,7 @@ from outrider.workers.models.chat import refuse_left_out, refuse_unknown, refuse
 from outrider.workers.models.draft_names import AUTO, LOOKUP, MODEL, NONE, SUFFIX, WITH_TEXTS, split_draft
 from outrider.workers.models.head_pairs import states_of
 from outrider.workers.models.hub_names import hub_id
-from outrider.workers.models.limits import limited
+from outrider.workers.models.limits import TooManyTokens, limited
 from outrider.workers.models.mask_token import mask_token_of
 from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, read_model_info
 from outrider.workers.models.reasoning import ReasoningTags
@@ -29,6 +29,7 @@ from outrider.workers.models.templates import MOST_CHARACTERS, render_all
 from outrider.workers.models.text_after import text_after
 from outrider.workers.models.tokenizer import (
     LOADING_SECONDS,
+    Tokenizer,
     check_comparable,
     check_pair,
     load_tokenizer,
@@ -38,6 +39,8 @@ from outrider.workers.models.tokenizer import (
 from outrider.workers.models.tool_detection import conversation_tried, form_of, tools_tried
 
 NO_TOKENS = "the prompt has no tokens"
+# Shorter texts are encoded in a tenth of a second, and their tokens counted.
+LONG_CHARACTERS = 100_000
 # The digest of each model's files when it was last prepared in this process, by its path.
 _digests: dict[str, str] = {}
 ENCODING_SECONDS, CHARACTERS_A_SECOND = 10.0, 100_000
@@ -173,13 +176,16 @@ def prepare_scoring(
     return model, against
 
 
-def encode(path: str, prompts: list[Any], continued: bool = False) -> list[tuple[int, ...] | str]:
+def encode(
+    path: str, prompts: list[Any], continued: bool = False, context: int | None = None
+) -> list[tuple[int, ...] | str]:
     """Token ids for each prompt (a text, messages, or messages with options and tools), or a sentence why there are none.
 
-    ``continued`` texts get no special tokens of a text's beginning.
+    ``continued`` texts get no special tokens of a text's beginning. A long prompt that cannot have fewer tokens than
+    ``context`` is refused without being encoded, which may take longer than all others.
     """
-    texts = iter(_encode_texts(path, [prompt for prompt in prompts if isinstance(prompt, str)], continued))
-    chats = iter(_encode_chats(path, [prompt for prompt in prompts if not isinstance(prompt, str)]))
+    texts = iter(_encode_texts(path, [prompt for prompt in prompts if isinstance(prompt, str)], continued, context))
+    chats = iter(_encode_chats(path, [prompt for prompt in prompts if not isinstance(prompt, str)], context))
     return [next(texts) if isinstance(prompt, str) else next(chats) for prompt in prompts]
 
 
@@ -246,14 +252,15 @@ def tool_form(path: str) -> ToolForm | None:
         return None
 
 
-def _encode_texts(path: str, texts: list[str], continued: bool) -> list[tuple[int, ...] | str]:
+def _encode_texts(path: str, texts: list[str], continued: bool, context: int | None) -> list[tuple[int, ...] | str]:
     if not texts:
         return []
-    if len(fitting := [text for text in texts if len(text) <= MOST_CHARACTERS]) < len(texts):
-        # Many times its memory, and minutes until the tokenizer was given up.
-        encoded = iter(_encode_texts(path, fitting, continued))
-        return [next(encoded) if len(text) <= MOST_CHARACTERS else _too_long(text) for text in texts]
     tokenizer = load_tokenizer(path)
+    problems = [_too_long(text, tokenizer, context) for text in texts]
+    if any(problems):
+        fitting = [text for text, problem in zip(texts, problems, strict=True) if problem is None]
+        encoded = iter(_encode_texts(path, fitting, continued, context))
+        return [next(encoded) if problem is None else problem for problem in problems]
     one = tokenizer.encode_rendered if continued else tokenizer.encode
     with limited(_seconds_for(texts)):
         try:
@@ -265,8 +272,18 @@ def _encode_texts(path: str, texts: list[str], continued: bool) -> list[tuple[in
             return [_tokens(one, text, NO_TOKENS) for text in texts]
 
 
-def _too_long(text: str) -> str:
-    return f"the prompt has {len(text):,} characters; at most {MOST_CHARACTERS:,} are taken"
+def _too_long(text: str, tokenizer: Tokenizer, context: int | None) -> str | None:
+    """Why the text is not encoded: it would take many times its memory and minutes, or cannot fit."""
+    if len(text) > MOST_CHARACTERS:
+        return f"the prompt has {len(text):,} characters; at most {MOST_CHARACTERS:,} are taken"
+    if context is None or len(text) <= LONG_CHARACTERS or (longest := tokenizer.longest_token) is None:
+        return None
+    if (least := -(-len(text) // longest)) < context:
+        return None
+    return TooManyTokens(
+        f"the prompt has {len(text):,} characters, which are {least:,} tokens or more, and the model holds {context:,} "
+        "with the answer; shorten it"
+    )
 
 
 def _seconds_for(texts: list[str]) -> float:
@@ -274,7 +291,7 @@ def _seconds_for(texts: list[str]) -> float:
     return ENCODING_SECONDS + sum(map(len, texts)) / CHARACTERS_A_SECOND
 
 
-def _encode_chats(path: str, conversations: list[Any]) -> list[tuple[int, ...] | str]:
+def _encode_chats(path: str, conversations: list[Any], context: int | None) -> list[tuple[int, ...] | str]:
     if not conversations:
         return []
     tokenizer = with_template(path)
@@ -297,7 +314,8 @@ def _encode_chats(path: str, conversations: list[Any]) -> list[tuple[int, ...] |
         return [
             f"the model's chat template {refusal}"
             if refusal
-            else _tokens(tokenizer.encode_rendered, text, "the conversation has no tokens")
+            else _too_long(text, tokenizer, context)
+            or _tokens(tokenizer.encode_rendered, text, "the conversation has no tokens")
             for text, refusal in rendered
         ]
 

@@ -14,13 +14,14 @@ from llguidance import LLTokenizer
 from outrider.workers.constraints.grammars import BadConstraint
 from outrider.workers.errors import ModelError, PairError, first_line
 from outrider.workers.models import kept_tokenizers
-from outrider.workers.models.fast_tokenizer import AnyTokenizer, TextCoder, fast_inside
+from outrider.workers.models.fast_tokenizer import AnyTokenizer, FastTokenizer, TextCoder, fast_inside
 from outrider.workers.models.files import FAST, holds_tokenizer
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.headers import quoted
 from outrider.workers.models.hide_torch import import_transformers
 from outrider.workers.models.kept_tokenizers import KeptTokenizer
 from outrider.workers.models.limits import limited
+from outrider.workers.models.longest_token import longest_token
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.models.reasoning import (
     CHANNEL,
@@ -85,6 +86,12 @@ class Tokenizer:
         if kept_tokenizers.place_of(self._path) != self._place:
             del self._whole
             raise ModelError(f"{self._path} changed while its model is in use: start again to read the new files")
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """How many characters of a text one token can stand for at most; None if that is not known."""
+        # transformers' class around another tokenizer may change texts in any way.
+        return longest_token(self._coder.fast) if isinstance(self._coder, FastTokenizer) else None
 
     def encode(self, text: str) -> list[int]:
         return self._coder.encode([text], framed=True)[0]
