@@ -33,6 +33,7 @@ from outrider.runner.prepare_job import drops_first_space, prepare_models
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
 from outrider.runner.serve.link import Link, Message, server_link
+from outrider.runner.serve.long_texts import LongTexts, is_long
 from outrider.runner.serve.names import shown_to_clients
 from outrider.runner.serve.running import FREED_SECONDS, Failure, Progress, StopAtOnceError
 from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText, failure_of
@@ -99,7 +100,7 @@ class _Host:
         self._notes = 0
         self._up = 0
         self._working = threading.Event()
-        # The one thread that calls the tokenizer process.
+        # The one thread that calls the tokenizer process (``LongTexts`` has one more of each).
         self._texts = ThreadPoolExecutor(1, "texts")
         self._streams: dict[tuple[str, int], StreamedText] = {}
         self._numbers = itertools.count()
@@ -107,11 +108,12 @@ class _Host:
 
     def run(self) -> None:
         spec, say = self._spec, self._say
-        with TokenizerProcess() as tokenizer_process:
+        with TokenizerProcess() as tokenizer_process, TokenizerProcess() as second:
             self._tokenizer_process = tokenizer_process
             models = prepare_models(spec, tokenizer_process, say)
             # Messages to clients name the model as it is served.
             self._models = models = replace(models, target=replace(models.target, name=self._name))
+            self._long_texts = LongTexts(second, models.target)
             template = models.replica_template(spec, 0)
             asking = partial(placement_request_of, spec, template.movable)
             options = (spec.wait_for_cores, say, spec.metrics_port, spec.start_deadline)
@@ -132,6 +134,7 @@ class _Host:
                 finally:
                     self._working.clear()
                     self._texts.shutdown(wait=True, cancel_futures=True)
+                    self._long_texts.close()
 
     def done(self) -> None:
         self._texts.shutdown(wait=False, cancel_futures=True)
@@ -153,7 +156,8 @@ class _Host:
                 self._inbox.put(lambda: self._stop(batch))
             case {"ask": request, "entry": entry, "streamed": streamed}:
                 # Through the inbox, so that it waits until the model is loaded, and keeps its place.
-                self._inbox.put(lambda: self._ask(request, entry, streamed))
+                long = is_long(entry)
+                self._inbox.put(lambda: self._ask(request, entry, streamed, long))
             case {"take_back": request}:
                 self._inbox.put(lambda: self._take_back(request))
             case {"close": "drain"} if self._working.is_set():
@@ -268,17 +272,27 @@ class _Host:
     def _say(self, text: str) -> None:
         self._line.send({"note": printable(text)})
 
-    # Single requests; calls of the tokenizer process are made in the thread of ``_texts``
+    # Single requests; the tokenizer process is called in the thread of ``_texts``, the second one in ``_long_texts``
 
-    def _ask(self, request: str, entry: dict[str, Any], streamed: bool) -> None:
-        self._texts.submit(self._or_refuse, request, lambda: self._admit(request, entry, streamed))
+    def _ask(self, request: str, entry: dict[str, Any], streamed: bool, long: bool) -> None:
+        def admit(tokenizer_process: Callable[[], TokenizerProcess]) -> None:
+            self._or_refuse(request, lambda: self._admit(request, entry, streamed, tokenizer_process()))
+
+        if long:
+            self._long_texts.submit(request, admit)
+        else:
+            self._texts.submit(admit, lambda: self._tokenizer_process)
 
     def _take_back(self, request: str) -> None:
-        # Through the same thread, so that it comes after the request's admission.
-        self._texts.submit(lambda: self._inbox.put(lambda: self._driver.withdraw_single(request)))
+        def withdraw() -> None:
+            self._inbox.put(lambda: self._driver.withdraw_single(request))
 
-    def _admit(self, request: str, entry: dict[str, Any], streamed: bool) -> None:
-        row = admit_one(entry, next(self._numbers), self._spec, self._models.target, self._tokenizer_process)
+        # Through the same thread, so that it comes after the request's admission.
+        if not self._long_texts.take_back(request, withdraw):
+            self._texts.submit(withdraw)
+
+    def _admit(self, request: str, entry: dict[str, Any], streamed: bool, tokenizer_process: TokenizerProcess) -> None:
+        row = admit_one(entry, next(self._numbers), self._spec, self._models.target, tokenizer_process)
         if not isinstance(row, StoredRow):
             self._line.send({"answer": request, "error": failure_of(row.code, row.message)})
             return
