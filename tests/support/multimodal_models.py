@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoConfig, AutoModelForMultimodalLM, PreTrainedModel
 
 VOCABULARY = 512
 _SIZES: dict[str, Any] = {
@@ -94,6 +94,10 @@ _SOUND: dict[str, Any] = {
     "upsampling_ratios": [2],
     "decoder_hidden_size": 32,
 }
+
+_AUDIO: dict[str, Any] = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
+_OMNI_AUDIO = _AUDIO | {"output_dim": 64, "num_mel_bins": 16, "max_source_positions": 32, "n_window": 4}
+
 
 KINDS: dict[str, dict[str, Any]] = {
     "apertus1p5": _multimodal(
@@ -202,6 +206,70 @@ KINDS: dict[str, dict[str, Any]] = {
     "vipllava": _multimodal(
         {"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}, vision_feature_layers=[-1]
     ),
+    "deepseek_vl_hybrid": _multimodal(
+        {"model_type": "llama"},
+        _VISION | {"model_type": "siglip_vision_model"},
+        high_res_vision_config=_VISION | {"model_type": "sam_vision_model", "global_attn_indexes": [0], "mlp_dim": 48},
+    ),
+    "granite4_vision": _multimodal(
+        {"residual_multiplier": 0.4, "logits_scaling": 2.0},
+        _VISION | {"model_type": "siglip_vision_model", "hidden_size": 64},
+        downsample_rate="1/2",
+        deepstack_layer_map=[[0, 1]],
+        spatial_target_layers=[0, 1],
+        vision_feature_layer=-1,
+    ),
+    "nemotron_h_omni": {
+        "text_config": {key: size for key, size in _SIZES.items() if key != "num_hidden_layers"}
+        | {"model_type": "nemotron_h", "layers_block_type": ["linear_attention", "mlp", "full_attention"]}
+        | {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 8}
+        | {"time_step_min": 1e-9},
+        "vision_config": {"model_type": "radio", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+        | {"num_attention_heads": 2, "patch_size": 14, "image_size": 28, "video_temporal_patch_size": 2},
+        "projector_hidden_size": 32,
+        "vision_hidden_size": 32,
+    },
+    "got_ocr2": _multimodal({"model_type": "qwen2"}, _VISION | {"global_attn_indexes": [0], "mlp_dim": 48}),
+    "granite_speech": {
+        "text_config": _SIZES | {"model_type": "granite", "residual_multiplier": 0.4, "logits_scaling": 2.0},
+        "encoder_config": {"hidden_dim": 32, "num_layers": 1, "num_heads": 2, "dim_head": 16, "input_dim": 16}
+        | {"output_dim": 16, "context_size": 16},
+        "projector_config": {"model_type": "blip_2_qformer", "hidden_size": 32, "num_hidden_layers": 1}
+        | {"num_attention_heads": 2, "intermediate_size": 48, "encoder_hidden_size": 32},
+        "has_lora_adapter": False,
+    },
+    "hyperclovax_vision_v2": _multimodal(
+        {"model_type": "hyperclovax", "attention_multiplier": 0.2}, _QWEN_VISION | {"model_type": "qwen2_5_vl_vision"}
+    ),
+    "idefics2": _multimodal({"model_type": "mistral"}, perceiver_config={"resampler_n_latents": 4, "resampler_depth": 1}),
+    "janus": _multimodal(
+        {"model_type": "llama"},
+        _VISION | {"mlp_ratio": 2.0, "projection_dim": 64, "depth": 1},
+        vq_config={"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "embed_dim": 8}
+        | {"num_embeddings": 16, "projection_dim": 64, "image_token_embed_dim": 64},
+    ),
+    "lighton_ocr": _multimodal({"model_type": "qwen3"}, _VISION | {"model_type": "pixtral"}),
+    "minicpmv4_6": _multimodal(_DELTA | {"model_type": "qwen3_5_text"}, _VISION, insert_layer_id=0),
+    "minicpmv4_7": _multimodal(_DELTA | {"model_type": "qwen3_5_text"}, _VISION, insert_layer_id=0),
+    "mllama": _multimodal(
+        {"cross_attention_layers": [1], "num_hidden_layers": 3, "pad_token_id": 0},
+        _VISION
+        | {"num_global_layers": 1, "attention_heads": 2, "intermediate_layers_indices": [0], "max_num_tiles": 1}
+        | {"supported_aspect_ratios": [[1, 1]], "vision_output_dim": 64},
+    ),
+    "muse_glimmer": _multimodal(
+        {"num_hidden_layers": 5, "sliding_window": 16}, _VISION | {"num_hidden_layers": 1}, projector_hidden_size=32
+    ),
+    "qianfan_ocr": _multimodal({"model_type": "qwen3"}, _VISION | {"image_size": [28, 28], "patch_size": [14, 14]}),
+    "qwen2_5_omni_thinker": _qwen() | {"audio_config": _OMNI_AUDIO},
+    "qwen2_audio": {"text_config": _SIZES | {"model_type": "qwen2"}, "audio_config": _AUDIO},
+    "qwen3_omni_moe_thinker": _qwen({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40})
+    | {"audio_config": _OMNI_AUDIO | {"downsample_hidden_size": 8, "n_window_infer": 8}},
+    "video_llava": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "clip_vision_model"}),
+    "voxtral": {
+        "text_config": _SIZES | {"model_type": "llama"},
+        "audio_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2},
+    },
 }
 
 
@@ -212,15 +280,21 @@ def _with(settings: dict[str, Any], language: dict[str, Any] | None) -> dict[str
 def multimodal_model(kind: str, seed: int = 0, language: dict[str, Any] | None = None) -> PreTrainedModel:
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **_with(KINDS[kind], language))
-    model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    model: PreTrainedModel = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
     return model
+
+
+# What transformers 5.24 calls layers when it writes them, does not read again, and their makers call otherwise.
+BLOCKS = {
+    "kimi_k25": ("language_model.model.blocks.", "language_model.model.layers."),
+    "qianfan_ocr": ("language_model.model.encoder.layers.", "language_model.model.layers."),
+}
 
 
 def save_multimodal(kind: str, path: Path, seed: int = 0, language: dict[str, Any] | None = None) -> Path:
     """``language``: changed keys of its language model's configuration."""
     multimodal_model(kind, seed, language).save_pretrained(path)
-    if kind == "kimi_k25":  # transformers 5.24 calls its layers blocks, which it does not read again; its makers do not
-        file = path / "model.safetensors"
-        old, new = "language_model.model.blocks.", "language_model.model.layers."
-        save_file({name.replace(old, new): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    if kind in BLOCKS:
+        file, (theirs, own) = path / "model.safetensors", BLOCKS[kind]
+        save_file({name.replace(theirs, own): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
     return path

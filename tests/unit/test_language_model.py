@@ -7,17 +7,25 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from family_texts import differences
 from multimodal_models import KINDS, VOCABULARY, save_multimodal
+from native_models import logits, open_native
 from safetensors.numpy import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM
 
 from outrider.kernels.program import Kind
 from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.config_file import quantisation_of, read_config
-from outrider.workers.models.language_model import MULTIMODAL, USUAL, language_config, language_name
+from outrider.workers.models.language_model import (
+    MULTIMODAL,
+    OMNI,
+    USUAL,
+    language_config,
+    language_name,
+)
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import native_supports
 from outrider.workers.precisions import PRECISIONS
@@ -47,7 +55,7 @@ def renamed(path: Path, old: str, new: str) -> Path:
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS])
 def test_a_model_that_sees_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
     # transformers 5.24 breaks on a text alone with the whole of Llama 4.
-    reader = AutoModelForCausalLM if kind == "llama4" else AutoModelForImageTextToText
+    reader = AutoModelForCausalLM if kind == "llama4" else AutoModelForMultimodalLM
     found, proposed = differences(save_multimodal(kind, tmp_path), reader=reader)
     assert not found
     assert proposed
@@ -78,9 +86,29 @@ def test_mistral_small_4_is_a_language_model_inside_mistral3(tmp_path: Path) -> 
     assert proposed
 
 
+@pytest.mark.parametrize("kind", [OMNI[0], pytest.param(OMNI[1], marks=pytest.mark.slow)])
+def test_of_a_model_that_talks_the_part_that_thinks_is_run(kind: str, tmp_path: Path) -> None:
+    """Within the whole its tensors and its configuration have one more name."""
+    thinker = save_multimodal(f"{kind}_thinker", tmp_path / "thinker")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    config = json.loads((thinker / "config.json").read_text())
+    config = {"model_type": kind, "dtype": config.pop("dtype"), "thinker_config": config, "talker_config": {"any": 1}}
+    (whole / "config.json").write_text(json.dumps(config))
+    tensors = {f"thinker.{name}": tensor for name, tensor in load_file(thinker / "model.safetensors").items()}
+    spoken = {"talker.codec_head.weight": np.ones((2, 2), np.float32), "token2wav.conv.weight": np.ones(1, np.float32)}
+    save_file(tensors | spoken, whole / "model.safetensors")
+    expected = read_program(thinker, PRECISIONS["fp32"]).program
+    assert read_program(whole, PRECISIONS["fp32"]).program == expected
+    assert (logits(open_native(whole, "fp32")) == logits(open_native(thinker, "fp32"))).all()
+    edit(whole, thinker_config=None)
+    with pytest.raises(ModelError, match="thinker_config"):
+        read_config(whole)
+
+
 def test_all_kinds_are_tried() -> None:
-    """But Gemma 3n, whose eyes are another library's (test_gemma3n.py)."""
-    assert KINDS.keys() == MULTIMODAL.keys() - {"gemma3n"}
+    """But Gemma 3n, whose eyes are another library's (test_gemma3n.py), and models that talk (below)."""
+    assert KINDS.keys() == MULTIMODAL.keys() - {"gemma3n", *OMNI}
 
 
 def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
@@ -94,13 +122,17 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"aria_text": "AriaTextConfig", "minimax_m3_vl_text": "MiniMaxM3VLTextConfig"}
     places |= {"deepseek_v3": "DeepseekV3Config"}
     places |= {"glm4v_text": "Glm4vTextConfig", "glm4v_moe_text": "Glm4vMoeTextConfig"}
-    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
+    places |= {"mllama_text_model": "MllamaTextConfig", "muse_glimmer_text": "MuseGlimmerTextConfig"}
+    places |= {"qwen2_5_omni_text": "Qwen2_5OmniTextConfig", "qwen3_omni_moe_text": "Qwen3OmniMoeTextConfig"}
+    places |= {"granite4_vision_text": "Granite4VisionTextConfig"}
+    names = {"granite": "Granite", "hyperclovax": "HyperCLOVAX"}
+    names |= {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
     names |= {"lfm3": "Lfm3", "mistral4": "Mistral4"}
     names |= {"cohere2": "Cohere2", "exaone4": "Exaone4", "ministral3": "Ministral3"}
     places |= {kind: f"{name}Config" for kind, name in names.items()}
     assert places.keys() == USUAL.keys()
     for kind, name in places.items():
-        family = kind.removesuffix("_text")
+        family = kind.removesuffix("_text").removesuffix("_text_model")
         module = import_module(f"transformers.models.{family}.configuration_{family}")
         usual = getattr(module, name)()
         theta = (usual.rope_parameters or {}).get("rope_theta")
@@ -141,6 +173,28 @@ def test_what_glm_4v_does_unlike_glm_4(changes: dict[str, Any], tmp_path: Path) 
     rope = {"rope_theta": 1e4, "rope_scaling": {"rope_type": "default", "mrope_section": pairs}}
     edit(tmp_path, text_config=text | rope | changes)
     assert not differences(tmp_path, reader=AutoModelForImageTextToText)[0]
+
+
+def test_what_a_muse_may_say(tmp_path: Path) -> None:
+    language = {"attention_bias": True, "layer_rope_theta": [10.0, 0, 10.0, 10.0, 0], "final_logit_softcapping": 2.0}
+    language |= {"output_multiplier": 0.5, "qk_scale_factor": 2.0, "hidden_activation": "gelu_pytorch_tanh"}
+    language |= {"post_norm_eps": 0.1, "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]}
+    path = save_multimodal("muse_glimmer", tmp_path, language=language)
+    assert not differences(path, reader=AutoModelForImageTextToText)[0]
+    text = json.loads((path / "config.json").read_text())["text_config"]
+    edit(path, text_config=text | {"layer_rope_theta": [1.0]})
+    assert "layer_rope_theta" in (native_supports(str(path)) or "")
+
+
+def test_layers_that_attend_to_pictures(tmp_path: Path) -> None:
+    """They do nothing for a text, and a layer that is not there is refused."""
+    path = save_multimodal("mllama", tmp_path, language={"cross_attention_layers": [0, 2, 3], "num_hidden_layers": 4})
+    assert sum(op.kind is Kind.ATTENTION for op in read_program(path, PRECISIONS["fp32"]).program.ops) == 1
+    assert not differences(path, reader=AutoModelForImageTextToText)[0]
+    text = json.loads((path / "config.json").read_text())["text_config"]
+    for wrong in ([0, 4], [0, 1, 2, 3], 2, ["a"]):
+        edit(path, text_config=text | {"cross_attention_layers": wrong})
+        assert "cross_attention_layers" in (native_supports(str(path)) or "")
 
 
 def test_null_is_a_value(tmp_path: Path) -> None:

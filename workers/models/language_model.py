@@ -20,6 +20,7 @@ MULTIMODAL = {
     "cohere2_vision": "cohere2",
     "cohere_compass": "cohere_compass_text",
     "deepseek_vl": "llama",
+    "deepseek_vl_hybrid": "llama",
     "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
@@ -28,37 +29,60 @@ MULTIMODAL = {
     "glm46v": "glm4v_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
+    "got_ocr2": "qwen2",
+    "granite4_vision": "granite4_vision_text",
+    "granite_speech": "granite",
+    "hyperclovax_vision_v2": "hyperclovax",
+    "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",
+    "janus": "llama",
     "kimi_k25": "deepseek_v3",
     "lfm2_vl": "lfm2",
     "lfm3_vl": "lfm3",
+    "lighton_ocr": "qwen3",
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
     "llava_next_video": "llama",
     "llava_onevision": "qwen2",
+    "minicpmv4_6": "qwen3_5_text",
+    "minicpmv4_7": "qwen3_5_text",
     "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral",
+    "mllama": "mllama_text_model",
+    "muse_glimmer": "muse_glimmer_text",
+    "nemotron_h_omni": "nemotron_h",
     "ovis2": "qwen2",
+    "qianfan_ocr": "qwen3",
+    "qwen2_5_omni": "qwen2_5_omni_text",
+    "qwen2_5_omni_thinker": "qwen2_5_omni_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_omni_moe": "qwen3_omni_moe_text",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
     "video_llama_3": "qwen2",
+    "video_llava": "llama",
     "vipllava": "llama",
+    "voxtral": "llama",
 }
 # Language models' "model_type"s that are computed like another family's.
 SAME = {
     "exaone4_5_text": "exaone4",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
+    "granite4_vision_text": "granite",
     "kimi_k2": "deepseek_v3",
+    "qwen2_5_omni_text": "qwen2",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
@@ -91,6 +115,13 @@ USUAL: dict[str, dict[str, Any]] = {
         "llama": (32000, 4096, 11008, 32, 32, None, 2048),
         "llama4_text": (202048, 5120, 8192, 48, 40, 8, 131072),
         "minimax_m3_vl_text": (200064, 6144, 3072, 60, 64, 4, 524288),
+        "granite4_vision_text": (32000, 4096, 11008, 32, 32, None, 2048),
+        "granite": (32000, 4096, 11008, 32, 32, None, 2048),
+        "hyperclovax": (32000, 4096, 11008, 32, 32, None, 2048),
+        "mllama_text_model": (128256, 4096, 14336, 40, 32, 8, 131072),
+        "muse_glimmer_text": (202048, 6656, 19968, 52, 32, 2, 131072),
+        "qwen2_5_omni_text": (152064, 3584, 18944, 28, 28, 4, 32768),
+        "qwen3_omni_moe_text": (3584, 2048, 18944, 28, 28, 4, 32768),
         "ministral3": (131072, 4096, 14336, 34, 32, 8, 262144),
         "mistral": (32000, 4096, 14336, 32, 32, 8, 131072),
         "mistral4": (131072, 4096, 12288, 36, 32, 32, 1048576),
@@ -107,6 +138,8 @@ USUAL: dict[str, dict[str, Any]] = {
 del USUAL["gemma3n_text"][
     "intermediate_size"
 ]  # each layer has one of its own, and its family's builder knows what is usual
+USUAL["qwen2_5_omni_text"] |= {"rope_theta": 1e6}
+USUAL["qwen3_omni_moe_text"] |= {"rope_theta": 1e6, "moe_intermediate_size": 768}
 USUAL["qwen2_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 USUAL["qwen2_5_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 USUAL["qwen3_vl_text"] |= {"rope_theta": 5e5}
@@ -135,18 +168,30 @@ TYPES = ("dtype", "torch_dtype")
 OF_THE_WHOLE = ("quantization_config", "eos_token_id", "transformers_weights", *TYPES)
 # Prefixes of the language model's tensors in multimodal checkpoints, and in text-only ones.
 PREFIXES = (
+    ("model.language_model.lm_head.", "lm_head."),
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
+    ("language_model.backbone.", "backbone."),
+    ("thinker.model.", "model."),
+    ("thinker.lm_head.", "lm_head."),
 )
 # Models whose LM head is not tied by default.
-UNTIED = ("apertus1p5", "aria", "llama4", "minimax_m3_vl")
+UNTIED = ("apertus1p5", "aria", "llama4", "minimax_m3_vl", "mllama", "muse_glimmer")
+# Models whose language model is the part that thinks, beside parts that talk.
+OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
+THINKER = "thinker."
+# How many tokens the table of Llama 3.2 Vision has beside those of its head: the picture's, and room for others.
+BESIDE_HEAD = 8
 NOT_LANGUAGE = (
     *("vision_tokenizer.", "audio_tokenizer."),
     *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),
     *("multi_modal_projector.", "patch_merge_mlp.", "mm_projector.", "connector.", "image_newline"),
-    *("aligner.", "projector.", "visual_embeddings_table."),
+    *("aligner.", "projector.", "visual_embeddings_table.", "vision_projector.", "vision_adapter.", "vision_projection."),
+    *("vision_encoder.", "image_tower.", "video_tower.", "encoder.", "merger.", "vqmodel.", "generation_"),
+    *("mlp1.", "sound_encoder.", "sound_projection.", "layerwise_projectors.", "spatial_projectors."),
+    *("high_res_vision_", "talker.", "token2wav.", "code2wav."),
 )
 
 
@@ -164,7 +209,11 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
             f'{source}: "quantization" (MLX) of {quoted(values["model_type"])}, a multimodal model, is not read: '
             "take this model in another format"
         )
+    if values["model_type"] in OMNI:
+        values = _thinker(values, source)
     stated = values.get("text_config")
+    if stated is None and values["model_type"] == "nemotron_h_omni":  # as it is published
+        stated = values.get("llm_config")
     if stated is None:  # the first releases of some families have these keys at the top level
         stated = {key: value for key, value in values.items() if key != "model_type"}
     if not isinstance(stated, dict):
@@ -179,6 +228,8 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
         # These differ from GLM-4's own defaults.
         text.setdefault("head_dim", text["hidden_size"] // text["num_attention_heads"])
         text.setdefault("partial_rotary_factor", 1.0)
+    if kind == "mllama_text_model":
+        text |= {"output_vocab_size": text["vocab_size"], "vocab_size": text["vocab_size"] + BESIDE_HEAD}
     # By default tied_head.py decides by whether the checkpoint has an LM head of its own.
     text["tie_word_embeddings"] = values.get("tie_word_embeddings", values["model_type"] not in UNTIED)
     for key in ("rope_scaling", "rope_parameters"):
@@ -188,6 +239,15 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     if any(text.get(key) for key in TYPES):
         whole = {key: value for key, value in whole.items() if key not in TYPES}
     return text | whole
+
+
+def _thinker(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The configuration of the part that thinks, with what the whole model says of all of its parts."""
+    stated = values.get("thinker_config")
+    if not isinstance(stated, dict):
+        raise ModelError(f'{source}: "thinker_config" must be an object, got {quoted(stated)}')
+    whole = {key: values[key] for key in OF_THE_WHOLE if values.get(key) is not None}
+    return whole | stated | {"model_type": f"{values['model_type']}_thinker"}
 
 
 def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,7 +267,7 @@ def texts_below(values: Mapping[str, Any]) -> int | None:
 
 def language_name(name: str) -> str | None:
     """The tensor's name in a text-only checkpoint; None where it is not the language model's."""
-    if name.removeprefix("model.").startswith(NOT_LANGUAGE):
+    if name.removeprefix(THINKER).removeprefix("model.").startswith(NOT_LANGUAGE):
         return None
     for whole, alone in PREFIXES:
         if name.startswith(whole):

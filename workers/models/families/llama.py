@@ -17,6 +17,19 @@ def llama(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, read_sizes(config), _biased(config))
 
 
+def mllama(config: Config, begin: Begin) -> Program:
+    """The language model of Llama 3.2 Vision: its layers of cross-attention do nothing where there is no picture, and its
+    table has tokens more than the head (language_model.py)."""
+    sizes = read_sizes(config, kv_heads=8, epsilon=1e-5, layers=40)
+    key = "cross_attention_layers"
+    crossing = config.get(key, list(range(3, 40, 5)))
+    if not isinstance(crossing, list) or not set(crossing) < set(range(sizes.layers)):
+        raise ModelError(f'{config.source}: the native engine cannot follow "{key}": {crossing!r}')
+    rope = read_rope(config, sizes.head_size, sizes.context, theta=500000.0)
+    rows = config.size("output_vocab_size", sizes.vocabulary)
+    return decoder(config, begin, sizes, Style(ropes=[rope] * sizes.layers, head_rows=rows, left_out=crossing))
+
+
 def _biased(config: Config) -> Style:
     bias = config.flag("attention_bias", False)
     return Style(qkv_bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias", False))

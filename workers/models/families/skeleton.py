@@ -3,7 +3,7 @@ residual."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -123,6 +123,7 @@ class Style:
     residual_scale: float = 1.0
     head_bias: bool = False
     head_rows: int = 0
+    left_out: Collection[int] = ()
     logit_scale: float = 1.0
     logit_cap: float = 0.0
     activation: Activation | None = None
@@ -148,6 +149,8 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
         x = norm(x, Tensor("model.embedding_norm.weight", (sizes.hidden,)))
     for layer in range(sizes.layers):
         builder.layer_input(layer, x)
+        if layer in style.left_out:
+            continue
         block = Linear(f"model.layers.{layer}.")
         before, behind = each[layer] is not Norms.BEHIND, each[layer] is not Norms.BEFORE
         # Llama's name of the norm before the gated layer, unless the norm after attention has that name.

@@ -70,6 +70,14 @@ def of_indexers(name: str, values: Mapping[str, Any]) -> bool:
     return kind in ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text") and ".self_attn.indexer." in name
 
 
+def of_cross_attention(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether the tensor is of a layer of Llama 3.2 Vision that attends to pictures, of which a text has none."""
+    found, layers = LAYER.fullmatch(name), values.get("cross_attention_layers")
+    if found is None or values.get("model_type") != "mllama_text_model" or not isinstance(layers, list):
+        return False
+    return int(found[1]) in layers
+
+
 def refuse_unexpected(names: Iterable[str], quantised: bool) -> None:
     """Refuse a checkpoint with tensors of these names, which no part of the model asks for, unless they are harmless. An LM
     head is: it is left over only where it equals the embedding (tied_head.py)."""
