@@ -43,7 +43,7 @@ from outrider.runner.planning.topology import Topology, ray_resources, read_topo
 from outrider.runner.printable import printable
 from outrider.runner.report.display import console
 from outrider.runner.writable import check_file
-from outrider.workers.errors import LeaseError, UsageError
+from outrider.workers.errors import LeaseError, OutriderError, UsageError
 from outrider.workers.messages import LayoutRecord, ModelSpec, Row, Sampling, WorkerReport
 from outrider.workers.models.model_info import ModelInfo
 
@@ -82,6 +82,12 @@ class BenchSetup:
 
 
 Results = dict[str, list[Measured]]
+# One answer to an example in each mode.
+Run = dict[str, Measured]
+
+
+class _StoppedInTrial(Exception):
+    """The benchmark was stopped (Ctrl-Z) while the layout was being chosen by the seconds of rounds."""
 
 
 def bench(spec: BenchSpec) -> None:
@@ -106,8 +112,11 @@ def bench(spec: BenchSpec) -> None:
                 break
             except LeaseError as error:  # another run has leased the same cores first
                 say(f"waiting for cores: {error}")
-    compared = comparison(results[PLAIN], results[ASSISTED]) if spec.compare else []
-    _print(setup, results, compared)
+            except _StoppedInTrial:
+                say("the benchmark was stopped for a while as a layout was being chosen: the models are started again")
+        # Before Ray is ended, which takes a while in which Ctrl-C may come.
+        compared = comparison(results[PLAIN], results[ASSISTED]) if spec.compare else []
+        _print(setup, results, compared)
     if spec.json_file is not None:
         _write_json(spec, setup, results, compared, reports, layout)
     if spec.plot is not None:
@@ -169,22 +178,35 @@ def _measure_all(
             ask(warm_up, 0, mode)
         if modes != (PLAIN,):
             _choose_layout(ask, pair, warm_up, say)
-        results: Results = {mode: [] for mode in modes}
-        for number, example in enumerate(setup.examples, start=1):
-            say(f"example {number} of {len(setup.examples)}")
-            # Plain and assisted alternate, so that a change of the machine's speed affects both.
-            runs = [{mode: ask(example, number, mode) for mode in modes} for _ in range(spec.repeat)]
-            for mode in modes:
-                results[mode].append(typical([run[mode] for run in runs]))
-        return results, pair.reports, pair.layout
+        runs: list[Run] = []
+        try:
+            for number, example in enumerate(setup.examples, start=1):
+                say(f"example {number} of {len(setup.examples)}")
+                for _ in range(spec.repeat):
+                    # Plain and assisted alternate, so that a change of the machine's speed affects both.
+                    runs.append({mode: ask(example, number, mode) for mode in modes})
+        except (KeyboardInterrupt, OutriderError):
+            if runs:
+                _print_unfinished(spec, setup, _results(runs, modes, spec.repeat), len(runs))
+            raise
+        return _results(runs, modes, spec.repeat), pair.reports, pair.layout
+
+
+def _results(runs: Sequence[Run], modes: Sequence[str], repeat: int) -> Results:
+    """The typical run of each example, of which the last may have been run fewer times."""
+    by_example = [runs[first : first + repeat] for first in range(0, len(runs), repeat)]
+    return {mode: [typical([run[mode] for run in some]) for some in by_example] for mode in modes}
 
 
 def _choose_layout(ask: _Asker, pair: Pair, example: Example, say: Callable[[str], None]) -> None:
     """Let the layout tuner choose before anything is measured."""
+    before = continued.times()
     for number in range(MOST_WARM_UPS):
         if pair.layout is not None or not pair.chooses_layout:
             break
         ask(example, -number, ASSISTED)
+    if continued.times() != before:
+        raise _StoppedInTrial
     if pair.layout is not None:
         say(f"note: {pair.layout.sentence}")
 
@@ -223,12 +245,23 @@ class _Asker:
         return measured(result, len(example.prompt), self._pair.peak_bytes())
 
 
-def _print(setup: BenchSetup, results: Results, compared: Sequence[dict[str, Any]]) -> None:
+def _print_unfinished(spec: BenchSpec, setup: BenchSetup, results: Results, runs: int) -> None:
+    """The tables of what was measured before the benchmark was interrupted, or one of its processes died."""
+    whole, more = divmod(runs, spec.repeat)
+    said = f"{whole} of {len(setup.examples)} examples"
+    if more:
+        said = f"{said} and {more} of {spec.repeat} runs of the next"
+    print(f"**Incomplete: {said}.**\n")
+    compared = comparison(results[PLAIN], results[ASSISTED]) if spec.compare else []
+    _print(setup, results, compared, f"{len(next(iter(results.values())))} of {len(setup.examples)} examples")
+
+
+def _print(setup: BenchSetup, results: Results, compared: Sequence[dict[str, Any]], of: str = "All examples") -> None:
     for mode, rows in results.items():
         if compared:
             title = setup.title() if mode == ASSISTED else setup.target.name
             print(f"### {mode.capitalize()}: {printable(title)}\n")
-        print(f"{table(rows)}\n\n{totals_line(totals(rows))}\n")
+        print(f"{table(rows)}\n\n{totals_line(totals(rows), of)}\n")
     if compared:
         print(f"### Assisted against plain\n\n{comparison_table(compared)}")
     # Flushed before files are written, which may fail.

@@ -99,7 +99,7 @@ class Pair:
         pending = self._replica.pending
         ready, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_SECONDS)
         if how := self._lost():
-            raise JobError(f"{how}; what was measured until then is lost")
+            raise JobError(f"{how}; the benchmark ends with what was measured until then")
         for future in ready:
             call = pending.pop(future)
             try:

@@ -202,7 +202,7 @@ def totals(rows: Sequence[Measured]) -> dict[str, float | None]:
     }
 
 
-def totals_line(all_: dict[str, float | None]) -> str:
+def totals_line(all_: dict[str, float | None], of: str = "All examples") -> str:
     parts = [
         f"{_number(all_['tokens_per_second'], 2)} tokens/s in decoding",
         f"{_number(all_['tokens_per_second_total'], 2)} with the prompts",
@@ -210,7 +210,7 @@ def totals_line(all_: dict[str, float | None]) -> str:
     ]
     if all_["accepted_percent"] is not None:
         parts.append(f"{_number(all_['accepted_percent'], 1)}% of the candidates accepted")
-    return f"All examples: {', '.join(parts)}."
+    return f"{of}: {', '.join(parts)}."
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

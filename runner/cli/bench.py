@@ -8,7 +8,7 @@ from typing import Any
 from outrider.runner.cli.arguments import Config, with_options
 from outrider.runner.cli.ending import until_interrupted
 
-STOPPED_MEASURING = "stopped before all examples were measured; nothing was written"
+STOPPED_MEASURING = "stopped before all examples were measured; no file was written"
 
 
 def bench_command() -> Callable[..., None]:

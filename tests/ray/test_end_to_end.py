@@ -292,7 +292,8 @@ def test_a_benchmark_that_is_ended_says_so_and_nothing_of_ray_stays(number, tmp_
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     said = finish(process, 130)
-    assert said.splitlines()[-1] == "stopped before all examples were measured; nothing was written"
+    assert "**Incomplete: 1 of 10 examples.**" in said and "\n1 of 10 examples: " in said
+    assert said.splitlines()[-1] == "stopped before all examples were measured; no file was written"
     assert "logging.cc" not in said
     assert psutil.wait_procs(children, timeout=DEADLINE)[1] == []
     assert not (tmp_path / "b.json").exists()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,7 +29,7 @@ from outrider.runner.options.bench import BenchSpec
 from outrider.runner.options.job import JobSpec
 from outrider.runner.planning.replica_memory import ProcessMemory, ReplicaMemory
 from outrider.runner.quality import quantize as quantize_module
-from outrider.workers.errors import LeaseError, UsageError
+from outrider.workers.errors import JobError, LeaseError, UsageError
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.model_info import ModelInfo
@@ -418,6 +420,108 @@ def test_cores_lost_to_another_run_are_waited_for(
     assert tries == ["plan 0", "plan 1"], "each try on cores that were free when it began"
     printed = capsys.readouterr()
     assert "| Example# |" in printed.out and "waiting for cores: core 0 is held by process 7" in printed.err
+
+
+class WholePair(FakePair):
+    """A pair that is up; ``on_answer`` is called with the number of each row, and may raise."""
+
+    def __init__(self, on_answer: Callable[[int], None], layouts: int = 1) -> None:
+        self.reports: dict[str, Any] = {}
+        self.layout: Any = None
+        self.chooses_layout = layouts > 1
+        self._on_answer = on_answer
+
+    def __call__(self, *arguments: object) -> WholePair:
+        return self
+
+    def __enter__(self) -> WholePair:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        pass
+
+    def answer(self, row: Row) -> RowResult:
+        self._on_answer(row.key)
+        if self.chooses_layout and row.key > 3:
+            self.layout = SimpleNamespace(sentence="shared, measured")
+        return super().answer(row)
+
+
+def measure(monkeypatch: pytest.MonkeyPatch, pair: WholePair, spec: BenchSpec) -> None:
+    """The benchmark of three examples with this pair."""
+    target = ModelSpec("/models/opt", "native", "w4a8")
+    made = [bench_module.Example((1, 2, 3)[:length], 9) for length in (1, 2, 3)]
+    setup = bench_module.BenchSetup(MODEL_INFO, None, "lookup", target, None, made, MEMORY)
+    monkeypatch.setattr(bench_module, "_prepare", lambda spec, say: setup)
+    monkeypatch.setattr(bench_module, "_plan_pair", lambda *arguments: None)
+    monkeypatch.setattr(bench_module, "local_ray", lambda cores, resources, actors: nullcontext())
+    monkeypatch.setitem(sys.modules, "outrider.runner.bench.pair", SimpleNamespace(Pair=pair))
+    bench_module.bench(spec)
+
+
+@pytest.mark.parametrize(
+    ("problem", "runs", "options", "said", "rows"),
+    [
+        # Behind the warm-up, one row for each mode.
+        (KeyboardInterrupt(), 0, {}, None, 0),
+        (KeyboardInterrupt(), 1, {}, "1 of 3 examples", 1),
+        (KeyboardInterrupt(), 2, {}, "2 of 3 examples", 2),
+        (JobError("the target failed"), 2, {}, "2 of 3 examples", 2),
+        (KeyboardInterrupt(), 2, {"repeat": 3}, "0 of 3 examples and 2 of 3 runs of the next", 1),
+        (KeyboardInterrupt(), 7, {"repeat": 3}, "2 of 3 examples and 1 of 3 runs of the next", 3),
+        (KeyboardInterrupt(), 1, {"compare": True}, "1 of 3 examples", 1),
+    ],
+)
+def test_what_was_measured_before_an_end_amid_examples_is_printed(
+    problem: BaseException,
+    runs: int,
+    options: dict[str, Any],
+    said: str | None,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """An hour's figures were lost with the last example."""
+    modes = 2 if options.get("compare") else 1
+
+    def on_answer(key: int) -> None:
+        # With two modes, between the two of an example.
+        if key == modes + modes * runs + modes:
+            raise problem
+
+    spec = BenchSpec(draft="lookup", json_file=tmp_path / "b.json", **options)
+    with pytest.raises(type(problem)):
+        measure(monkeypatch, WholePair(on_answer), spec)
+    printed = capsys.readouterr().out
+    assert not (tmp_path / "b.json").exists()
+    if said is None:
+        assert printed == ""
+        return
+    assert printed.startswith(f"**Incomplete: {said}.**\n\n")
+    assert printed.count(f"\n{rows} of 3 examples: ") == modes and "All examples" not in printed
+    numbered = [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("| ")]
+    tables = ["Example#", *map(str, range(1, rows + 1))]
+    assert numbered == tables * (3 if options.get("compare") else 1)
+
+
+def test_a_benchmark_that_was_stopped_while_it_chose_a_layout_chooses_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rounds that the stop was in made one of the layouts slow."""
+    chosen: list[int] = []
+
+    def on_answer(key: int) -> None:
+        if key == 2:  # within the trial
+            chosen.append(key)
+            if len(chosen) == 1:
+                os.kill(os.getpid(), signal.SIGCONT)
+
+    measure(monkeypatch, WholePair(on_answer, layouts=2), BenchSpec(draft="lookup"))
+    printed = capsys.readouterr()
+    assert len(chosen) == 2
+    assert "as a layout was being chosen: the models are started again" in printed.err
+    assert printed.err.count("example 1 of 3") == 1 and "All examples: " in printed.out
 
 
 @pytest.mark.parametrize("suffix", ["svg", pytest.param("png", marks=pytest.mark.slow)])
