@@ -29,7 +29,7 @@ from outrider.workers.models.language_model import (
 from outrider.workers.models.model_info import read_model_info
 from outrider.workers.models.opening import native_supports
 from outrider.workers.precisions import PRECISIONS
-from outrider.workers.quantising.quantiser import program_of
+from outrider.workers.quantising.quantiser import Wanted, program_of, quantise
 
 QUICK = ("gemma3", "gemma4", "qwen2_vl", "qwen3_5", "smolvlm")
 
@@ -305,6 +305,36 @@ def test_a_text_config_of_another_kind_is_refused(text: object, tmp_path: Path) 
         read_config(tmp_path)
 
 
-def test_a_model_that_sees_is_not_quantised(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is multimodal"):
-        program_of(save_multimodal("gemma3", tmp_path))
+def quantised(path: Path, out: Path, bits: int) -> Path:
+    quantise(Wanted(str(path), str(out), bits, "rtn", None, (), read_model_info(str(path)).digest), lambda line: None)
+    return out
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS])
+def test_its_language_model_is_quantised_by_itself(kind: str, tmp_path: Path) -> None:
+    path = save_multimodal(kind, tmp_path / "whole")
+    out = quantised(path, tmp_path / "out", 8)
+    assert not json.loads((out / "config.json").read_text()).keys() & {"vision_config", "audio_config", "text_config"}
+    expected, found = (logits(open_native(each, "fp32")) for each in (path, out))
+    said = (np.abs(expected) < 1e30).all(axis=0)  # not what only stands for pictures
+    found, expected = found[:, said], expected[:, said]
+    lost = np.sqrt(((found - expected) ** 2).mean(axis=1) / (expected**2).mean())
+    assert 0 < np.median(lost) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "qwen2_vl", pytest.param("qwen3_5", marks=pytest.mark.slow)])
+def test_transformers_reads_the_quantised_language_model(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    out = quantised(save_multimodal(kind, tmp_path / "whole"), tmp_path / "out", 4)
+    assert json.loads((out / "config.json").read_text())["architectures"][0].endswith("ForCausalLM")
+    found, proposed = differences(out)
+    assert not found
+    assert proposed
+
+
+def test_tokens_of_pictures_keep_a_model_from_being_quantised(tmp_path: Path) -> None:
+    """Gemma 3n by itself would take them for a text's."""
+    edit(save_multimodal("gemma3", tmp_path), model_type="gemma3n")
+    with pytest.raises(ModelError, match="tokens for what it sees"):
+        program_of(tmp_path)

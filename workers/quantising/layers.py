@@ -79,11 +79,11 @@ def layers_of(program: Program) -> list[Layer]:
     """The layers in order; operations before the first and after the last belong to none."""
     owners = [_owner(program, op) for op in program.ops]
     count = max((owner for owner in owners if owner is not None), default=-1) + 1
-    found = []
+    found: list[Layer] = []
     for index in range(count):
         places = [place for place, owner in enumerate(owners) if owner == index]
-        if not places:
-            raise ModelError(f"the model lacks its decoder layer {index}: it cannot be taken layer by layer")
+        if not places:  # it computes nothing (Llama 3.2 Vision's that attend to pictures)
+            continue
         start, stop = places[0], places[-1] + 1
         while program.ops[stop].kind is Kind.MIX:  # has no weights of its own
             stop += 1
@@ -91,7 +91,7 @@ def layers_of(program: Program) -> list[Layer]:
         # Routers, and Gemma 3n's coefficients of its streams, stay in fp32.
         rounded = [number for op in ops for number in _matrices_of(op) if program.weights[number].format.integer]
         experts = frozenset(number for op in ops if op.kind is Kind.EXPERTS for number in _matrices_of(op))
-        found.append(Layer(index, start, stop, tuple(rounded), experts, tuple(_feeders(program, start, stop))))
+        found.append(Layer(len(found), start, stop, tuple(rounded), experts, tuple(_feeders(program, start, stop))))
     if any(behind.start < before.stop for before, behind in pairwise(found)):
         raise ModelError("a text passes through the model's layers repeatedly, so they cannot be rounded layer by layer")
     names = [tensor.name for layer in found for tensor in layer.matrices(program)]

@@ -11,7 +11,7 @@ from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.families import build_program
 from outrider.workers.models.files import read_json
 from outrider.workers.models.formats.gguf.file import is_gguf
-from outrider.workers.models.language_model import is_multimodal
+from outrider.workers.models.language_model import language_config, texts_below
 from outrider.workers.models.model_info import weight_files
 from outrider.workers.quantising.layers import layers_of, named, weights_of
 
@@ -24,13 +24,19 @@ def check_quantisable(path: Path, out: Path, bits: int, group: int | None) -> No
 
 
 def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
-    """The checkpoint's program and its config.json; a ModelError says why it cannot be quantised."""
+    """The checkpoint's program and its configuration (of a multimodal model that of its language model, which is what
+    will be written); a ModelError says why it cannot be quantised."""
     if is_gguf(path):
         raise ModelError(f"{path} is a GGUF file, which is not quantised again; give the checkpoint that it was made from")
     file = path / "config.json"
-    values = read_json(file)
-    if is_multimodal(values):
-        raise ModelError(f"{path} is multimodal, and cannot be quantised here; --precision w4a8 rounds it on load")
+    whole = read_json(file)
+    values = language_config(whole, str(file))
+    if texts_below(whole) is not None:
+        # A language model alone has no tokens that stand for anything else, and would compute a text with them.
+        raise ModelError(
+            f"{path} has tokens for what it sees and hears, which a language model by itself would take for a text's, so "
+            "it cannot be quantised here; --precision w4a8 rounds it on load"
+        )
     if values.get("quantization_config"):
         method = dict(values["quantization_config"]).get("quant_method", "unknown")
         raise ModelError(f"{path} is quantised already ({method}); give the checkpoint that it was made from")

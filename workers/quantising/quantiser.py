@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from outrider.kernels.program import Format, Kind, Program
 from outrider.kernels.program import Tensor as Named
@@ -235,13 +236,20 @@ def _finished(
     few = sum(int(folder.told(layer.index)[FEW]) for layer in layers)
     experts = sum(experts_of(program, layer) for layer in layers)
     ordered = any(GPTQ in method for method in told)
-    config = dict(values) | {"quantization_config": description(choice.form, choice.activations, ignored, ordered)}
+    config = _by_itself(values) | {"quantization_config": description(choice.form, choice.activations, ignored, ordered)}
     folder.finish(source, rest, config)
     counts = {method: told.count(method) for method in sorted(set(told))}
     weights = sum(math.prod(tensor.shape) for layer in layers for tensor in layer.matrices(program))
     bits = _stored_bits(program, layers, choice.form) / weights
     size = sum(file.stat().st_size for file in folder.out.glob("*.safetensors"))
     return QuantiseSummary(counts, bits, choice.form.group, size, few, experts)
+
+
+def _by_itself(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a model that is written by itself; that of a multimodal model's part does not name its class,
+    by which readers choose."""
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(values.get("model_type")))
+    return dict(values) if "architectures" in values or name is None else {"architectures": [name], **values}
 
 
 def _stored_bits(program: Program, layers: list[Layer], form: Form) -> int:
