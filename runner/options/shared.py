@@ -217,7 +217,8 @@ class SpeculationOptions(OptionModel):
     ] = True
     draft_deadline: Annotated[
         float,
-        Field(gt=0.0),
+        # In milliseconds it is a number of 32 bits.
+        Field(gt=0.0, le=1e6),
         Option(help="Seconds that a round waits for the draft; then it goes on without candidates.", decides_text=False),
     ] = 5.0
     answer_tokens: Annotated[

@@ -195,8 +195,9 @@ def _too_big(
     if room == fresh.limits[host]:
         room += HOST_BYTES
         kept = f", {_bytes(HOST_BYTES)} of it for Ray and the driver"
-    if room == roomiest.topology.memory_limit_bytes:
-        return f"{total} does not fit the memory limit of this container or cgroup, {_bytes(room)}{kept}{smaller}"
+    limit = roomiest.topology.memory_limit_bytes
+    if limit is not None and (room == limit or limit < HOST_BYTES):
+        return f"{total} does not fit the memory limit of this container or cgroup, {_bytes(limit)}{kept}{smaller}"
     wider = {"node": "; spread it with --per socket or --per machine", "sock": "; spread it with --per machine"}
     hint = wider.get(roomiest.name[:4], smaller)
     return f"{total} does not fit {roomiest.name}, which has {_bytes(room)}{kept}{hint}"

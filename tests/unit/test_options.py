@@ -53,6 +53,8 @@ def test_a_spec_is_frozen() -> None:
         ({"temperature": -0.5}, "--temperature: must be at least 0, got -0.5"),
         ({"temperature": float("nan")}, "--temperature: must be a finite number, got nan"),
         ({"draft_deadline": float("inf")}, "--draft-deadline: must be a finite number, got inf"),
+        # Every target died of it, and all rows failed.
+        ({"draft_deadline": 1e9}, "--draft-deadline: must be at most 1,000,000, got 1000000000.0"),
         ({"top_p": 0.0}, "--top-p: must be greater than 0, got 0.0"),
         ({"replicas": 0}, "--replicas: must be at least 1, got 0"),
         (

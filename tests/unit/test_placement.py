@@ -311,6 +311,8 @@ def test_a_quota_that_is_used_up_has_room_for_none(quota: float, replicas: int |
 def test_a_containers_memory_limit_counts() -> None:
     with pytest.raises(PlacementError, match=r"does not fit the memory limit of this container or cgroup, 2\.00 GB"):
         plan([machine([flat(2)], limit=2 * GB)], ModelSizes(3 * GB), PlacementRequest())
+    with pytest.raises(PlacementError, match=r"does not fit the memory limit of this container or cgroup, 0\.20 GB"):
+        plan([machine([flat(2)], limit=GB // 5)], ModelSizes(3 * GB), PlacementRequest())
     with pytest.raises(PlacementError, match=r"does not fit the machine, which has 2\.00 GB"):
         plan([machine([flat(2)], [2 * GB], limit=4 * GB)], ModelSizes(3 * GB), PlacementRequest())
 
