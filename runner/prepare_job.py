@@ -260,7 +260,12 @@ def texts_differ(journal: Journal, dropped: Callable[[], bool]) -> bool:
 
     If not, the job is marked as decoded by this version (``TEXTS``), so that it need not be asked again when it is resumed.
     """
-    if journal.meta(TEXTS) is not None:
+    if (known := journal.meta(TEXTS)) not in (None, BEHIND_PROMPTS):
+        raise JobChangedError(
+            f"{journal.path} has answers of another outrider, which makes texts of tokens otherwise: finish the job "
+            "with that version, or give another directory with --out"
+        )
+    if known is not None:
         return False
     if journal.counts().done and dropped():
         return True

@@ -18,6 +18,7 @@ from outrider.runner.driving.replica import Replica
 from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
 from outrider.runner.job.requests import MOST_SAMPLES
+from outrider.runner.prepare_job import BEHIND_PROMPTS, TEXTS
 from outrider.runner.serve.shared_driver import SharedDriver
 from outrider.runner.serve.shared_jobs import Job, SharedJobs, first_row, job_of
 from outrider.runner.serve.shares import SentRows
@@ -349,6 +350,23 @@ def test_a_job_whose_answers_would_begin_otherwise_now_is_not_gone_on_with(
     with closing(Journal(new / "job.db")) as journal:
         journal.record([(0, '{"custom_id": "id-0"}')], [])
     assert shared.open("new").batch == "new", "its first row was done by this version"
+
+
+def test_a_job_of_a_version_that_makes_texts_otherwise_is_not_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A later version's: any mark was taken for this version's own."""
+    shared = Shared(monkeypatch, tmp_path)
+    directory = shared.job("later", 3)
+    shared.jobs.path = {"engine": "fake"}
+    with closing(Journal(directory / "job.db")) as journal:
+        journal.set_meta(TEXTS, BEHIND_PROMPTS + 1)
+    with pytest.raises(JobChangedError, match="has answers of another outrider, which makes texts of tokens otherwise"):
+        shared.open("later")
+    assert not shared.jobs.jobs
+    with closing(Journal(directory / "job.db")) as journal:
+        journal.set_meta(TEXTS, BEHIND_PROMPTS)
+    shared.jobs.leave(shared.open("later"))
 
 
 @pytest.mark.parametrize("how", ["folder", "journal", "content"])
