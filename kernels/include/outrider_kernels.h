@@ -398,8 +398,8 @@ OUTRIDER_API const char *outrider_message(void);
 OUTRIDER_API const char *outrider_isa(void);
 /* The names of all instruction sets that this machine can run, best first, separated by one space. */
 OUTRIDER_API const char *outrider_isa_available(void);
-/* The fewest tokens of a pass for which this machine multiplies 4-bit codes with these scales (OUTRIDER_WORDS, in groups of 128, or
- * OUTRIDER_FACTORS) in pairs of channels; 0: never. The engine stores constants for that beside the codes. */
+/* The fewest tokens of a pass (half as many in OUTRIDER_W4ABF16) for which this machine multiplies 4-bit codes with these scales
+ * (OUTRIDER_WORDS, in groups of 128, or OUTRIDER_FACTORS) in pairs of channels; 0: never. The engine stores constants for that beside the codes. */
 OUTRIDER_API int32_t outrider_fewest_in_pairs(int32_t scales);
 /* A digest of the sources that this library was built from. */
 OUTRIDER_API const char *outrider_sources(void);

@@ -91,6 +91,10 @@ struct Engine {
   int fewest_in_pairs_of(const outrider_weight &weight) const {
     return weight.scales == OUTRIDER_FACTORS ? fewest_of_factors_in_pairs : fewest_of_words_in_pairs;
   }
+  // Whether so many tokens are multiplied in pairs with this weight, which has pair_constants.
+  bool enough_for_pairs(const outrider_weight &weight, int tokens) const {
+    return tokens * digits_of(weight.format) >= fewest_in_pairs_of(weight);
+  }
 
   const Kernels *kernels = nullptr;
   std::vector<outrider_op> ops;
@@ -99,7 +103,7 @@ struct Engine {
   // [weights] constants of matrices that are multiplied in pairs (all experts' at the first one's index), else null. Empty if there are
   // none.
   std::vector<std::unique_ptr<Scratch>> pair_constants;
-  int fewest_of_words_in_pairs = 0, fewest_of_factors_in_pairs = 0;  // tokens of a pass; 0: never
+  int fewest_of_words_in_pairs = 0, fewest_of_factors_in_pairs = 0;  // rows of a pass (Input::rows); 0: never
   int64_t bytes_multiplied = 0;  // of all matrices that every pass reads, not those of experts
   HalvesChoice halves;
   std::vector<int32_t> next_linear;  // [ops] the next LINEAR after each operation, -1: none

@@ -190,9 +190,9 @@ constexpr int32_t kDoesNotFit = INT32_MIN;
 
 // A matrix's input, converted once for all tiles. Rows are divided into blocks of at most the unit's row_block, and the 32-bit words
 // of a block's rows are interleaved (word w of row r at w * rows + r). A word is one fp32, two bf16 or four int8 channels.
-// Codes are always multiplied by int8, so products are exact. For that, bf16 activations become integers of 16 bits and fp32 activations
-// of 24, each of which takes two or three rows of int8: its digits to the base 256, the lowest first. Where rows are not interleaved, each
-// token is a block, and the rows of its digits follow each other.
+// Codes are always multiplied by int8, so products are exact. For that, bf16 activations become integers of 15 bits and fp32 activations
+// of 24, each of which takes two or three rows of int8: its digits to the base 240 or 256, the lowest first. Where rows are not
+// interleaved, each token is a block, and the rows of its digits follow each other.
 struct Input {
   int32_t *words;  // [blocks][words per row][rows of the block]
   float *scales;   // for codes: [blocks of channels][rows]

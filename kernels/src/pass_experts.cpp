@@ -97,7 +97,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
     const int32_t first = expert_first[static_cast<size_t>(e)], rows = expert_first[static_cast<size_t>(e) + 1] - first;
     if (rows == 0) continue;
     const int row_block = kernels.row_block(shape, rows);
-    const bool in_pairs = paired && rows >= engine.fewest_in_pairs_of(shape);
+    const bool in_pairs = paired && engine.enough_for_pairs(shape, rows);
     needed.push_back({e, first, inputs.from(first, rows, row_block, in_pairs)});
     items += static_cast<int64_t>(needed.back().input.blocks) * parts;
   }

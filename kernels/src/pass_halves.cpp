@@ -173,7 +173,7 @@ int64_t Pass::steps_in_pairs(size_t from, size_t end, int count) const {
     const outrider_op &op = engine.ops[index];
     if (op.kind != OUTRIDER_LINEAR || is_left_out(op)) continue;
     const outrider_weight &weight = engine.weights[static_cast<size_t>(op.weight)];
-    if (!engine.pair_constants_of(op.weight) || count < engine.fewest_in_pairs_of(weight)) continue;
+    if (!engine.pair_constants_of(op.weight) || !engine.enough_for_pairs(weight, count)) continue;
     const int block = engine.kernels->row_block(weight, count);
     steps += int64_t{tile_count(weight)} * ((weight.columns + 7) / 8) * ((count + block - 1) / block);
   }

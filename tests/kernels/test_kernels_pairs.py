@@ -28,8 +28,12 @@ MIXTURE = Shape(width=328, heads=41, kv_heads=41, inner=136, group=128, experts=
 WHOLE = Shape(width=640, heads=8, kv_heads=4, inner=512, layers=1)
 
 
-def model_of(shape: Shape, group: int, codes: str) -> Packed:
-    changed = stored(program := build(shape, Format.W4A8), group=group, storage=packing.FACTORS if group == 32 else WORDS)
+# In bf16 an activation is two rows of int8.
+FORMATS = pytest.mark.parametrize("format", [Format.W4A8, Format.W4ABF16], ids=["int8", "bf16"])
+
+
+def model_of(shape: Shape, group: int, codes: str, format: Format) -> Packed:
+    changed = stored(program := build(shape, format), group=group, storage=packing.FACTORS if group == 32 else WORDS)
     # A router stays in fp32.
     weights = zip(program.weights, changed.weights, strict=True)
     program = replace(changed, weights=tuple(own if own.format is Format.FP32 else other for own, other in weights))
@@ -46,30 +50,33 @@ def model_of(shape: Shape, group: int, codes: str) -> Packed:
 
 
 @pytest.mark.one_in(4)
+@FORMATS
 @pytest.mark.parametrize("codes", ["", "extremes", "lopsided"])
 @pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize("shape", [ODD, WHOLE], ids=["odd", "whole"])
-def test_pairs_at_every_number_of_rows(shape, group, codes, monkeypatch):
+def test_pairs_at_every_number_of_rows(shape, group, codes, format, monkeypatch):
     if "avx512pairs" not in library.available_instruction_sets():
         pytest.skip("no AVX-512 with bf16 here")
-    model, text = model_of(shape, group, codes), tokens(shape, 420)
+    model, text = model_of(shape, group, codes, format), tokens(shape, 420)
     # All sizes of one block of rows, of two, and more than share a pass over a tile.
     assert_bits_of_generic(model, "avx512pairs", text, (tuple(range(1, 26)), (97, 110)), monkeypatch)
 
 
-def test_experts_in_pairs_beside_others(monkeypatch):
+@FORMATS
+def test_experts_in_pairs_beside_others(format, monkeypatch):
     """Each expert by its own rows: of a pass some are multiplied in pairs, others as they are."""
     if "avx512pairs" not in library.available_instruction_sets():
         pytest.skip("no AVX-512 with bf16 here")
-    model, text = model_of(MIXTURE, 128, ""), tokens(MIXTURE, 200)
+    model, text = model_of(MIXTURE, 128, "", format), tokens(MIXTURE, 200)
     assert_bits_of_generic(model, "avx512pairs", text, ((3, 7, 12, 19, 31), (97,)), monkeypatch)
 
 
 @pytest.mark.one_in(2)
+@FORMATS
 @pytest.mark.parametrize("group", [32, 128])
-def test_what_this_processor_multiplies_in_pairs(group, monkeypatch):
+def test_what_this_processor_multiplies_in_pairs(group, format, monkeypatch):
     """Unasked, a processor does it from as many tokens on as pay there."""
-    model, text = model_of(WHOLE, group, ""), tokens(WHOLE, 420)
+    model, text = model_of(WHOLE, group, "", format), tokens(WHOLE, 420)
     assert_bits_of_generic(model, "", text, (tuple(range(1, 26)), (97, 110)), monkeypatch)
 
 

@@ -121,7 +121,7 @@ def _of_pairs(program: Program) -> PairsMemory:
 
 
 def _of_matrices(weight: Weight, count: int) -> PairsMemory:
-    if not (weight.format is Format.W4A8 and weight.stored.codes is Codes.INT4):
+    if not (weight.format in (Format.W4A8, Format.W4ABF16) and weight.stored.codes is Codes.INT4):
         return NO_PAIRS
     numbers = _in_pages(count * FLOAT_BYTES * TILE * _tiles(weight) * -(-weight.columns // BLOCK_CHANNELS))
     if weight.stored.scales is Scales.FACTORS:

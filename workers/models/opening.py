@@ -171,7 +171,7 @@ def _arithmetic(program: Program, precision: str, weights: str) -> dict[str, str
     if LARGEST_BESIDE_INT4 in {largest_activation(each) for each in program.weights if each.format is Format.W4A8}:
         path["activations"] = f"int8 up to {LARGEST_BESIDE_INT4} beside codes of 4 bits"
     if precision.startswith("w4abf16"):
-        path["activations"] = "bf16, in 16 bits beside the largest of a block"
+        path["activations"] = "bf16, in 15 bits beside the largest of a block"
     if any(each.stored.scales is Scales.HALF_MINIMA and each.group > SMALLEST_ASYMMETRIC_GROUP for each in program.weights):
         path["minima"] = "by the groups of the checkpoint"
     if not program.integer:
