@@ -76,9 +76,15 @@ def answers(
 
 @pytest.mark.one_in(16)
 @pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8], ids=["bf16", "int8"])
-@pytest.mark.parametrize("shape", list(DIVIDED.values()), ids=list(DIVIDED))
-def test_halves_make_the_bits_of_whole_passes(shape: Shape, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = replace(build(shape, Format.W4A8), cache=cache)
+@pytest.mark.parametrize(
+    ("shape", "format"),
+    [(shape, Format.W4A8) for shape in DIVIDED.values()] + [(PAIRED, Format.W4ABF16), (MANY, Format.W4ABF16)],
+    ids=[*DIVIDED, "paired-w4abf16", "many-w4abf16"],
+)
+def test_halves_make_the_bits_of_whole_passes(
+    shape: Shape, format: Format, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = replace(build(shape, format), cache=cache)
     model = Packed(program, pack_program(program, random_matrices(program)))
     for threads in (1, 2, 3):
         whole = answers(model, threads, "0", monkeypatch)
