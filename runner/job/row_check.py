@@ -76,7 +76,6 @@ class RowCheck:
         request = resolve(row, len(tokens), self.spec, model_info)
         if request["min_tokens"] > request["max_tokens"]:
             least, most = request["min_tokens"], request["max_tokens"]
-            least, most = request["min_tokens"], request["max_tokens"]
             problem = f'"min_tokens" is {least}, and "max_tokens" allows {most}; ask for fewer or allow more'
             return BadRow(row.custom_id, row.line, problem)
         prompt = tuple(map(int, tokens))

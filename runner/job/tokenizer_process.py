@@ -199,10 +199,21 @@ class TokenizerProcess:
                 self._start_again()
         return "", TOO_HARD
 
-    def decode(self, path: str, answer: tuple[int, ...], shown: tuple[int, ...] = (), prompt: tuple[int, ...] = ()) -> str:
-        """An answer's text as the continuation of the prompt; special tokens are left out except ``shown``."""
+    def decode(
+        self,
+        path: str,
+        answer: tuple[int, ...],
+        shown: tuple[int, ...] = (),
+        prompt: tuple[int, ...] = (),
+        unfinished: bool = False,
+    ) -> str:
+        """An answer's text as the continuation of the prompt; special tokens are left out except ``shown``.
+
+        Of an ``unfinished`` answer without what further tokens may change, but for a character that is incomplete at its
+        end.
+        """
         try:
-            return self._ask(_decode, path, answer, shown, prompt)
+            return self._ask(_decode, path, answer, shown, prompt, unfinished)
         except TokenizerProcessDied:
             self._start_again()
             raise
@@ -351,10 +362,10 @@ def _compile(path: str, vocabulary: int, end: int, constraints: list[dict[str, A
     return compile_constraints(path, vocabulary, end, constraints)
 
 
-def _decode(path: str, answer: tuple[int, ...], shown: tuple[int, ...], prompt: tuple[int, ...]) -> str:
+def _decode(path: str, answer: tuple[int, ...], shown: tuple[int, ...], prompt: tuple[int, ...], unfinished: bool) -> str:
     from outrider.workers.models.preparation import decode
 
-    return decode(path, answer, shown, prompt)
+    return decode(path, answer, shown, prompt, unfinished)
 
 
 def _tool_form(path: str) -> ToolForm | None:

@@ -285,11 +285,20 @@ class _Host:
 
     def _take_back(self, request: str) -> None:
         def withdraw() -> None:
-            self._inbox.put(lambda: self._driver.withdraw_single(request))
+            self._inbox.put(lambda: self._withdraw(request))
 
         # Through the same thread, so that it comes after the request's admission.
         if not self._long_texts.take_back(request, withdraw):
             self._texts.submit(withdraw)
+
+    def _withdraw(self, request: str) -> None:
+        self._driver.withdraw_single(request)
+        # Behind the last tokens of the row that were told.
+        self._texts.submit(self._forget_streams, request)
+
+    def _forget_streams(self, request: str) -> None:
+        for key in [key for key in self._streams if key[0] == request]:
+            del self._streams[key]
 
     def _admit(self, request: str, entry: dict[str, Any], streamed: bool, tokenizer_process: TokenizerProcess) -> None:
         row = admit_one(entry, next(self._numbers), self._spec, self._models.target, tokenizer_process)
@@ -310,8 +319,11 @@ class _Host:
     def _tell_text(self, row: SingleRow, sample: int, tokens: tuple[int, ...]) -> None:
         stream = self._streams.setdefault((row.request, sample), StreamedText(row.stored))
         try:
-            answer, prompt = stream.shown_tokens(tokens), row.stored.prompt[-ANCHOR:]
-            text = self._tokenizer_process.decode(self._models.target.path, answer, stream.shown, prompt)
+            # Of a row that ignores them, too, the model's end tokens are never shown.
+            target = self._models.target
+            answer = tuple(token for token in stream.shown_tokens(tokens) if token not in target.end_tokens)
+            prompt = row.stored.prompt[-ANCHOR:]
+            text = self._tokenizer_process.decode(target.path, answer, stream.shown, prompt, unfinished=True)
         except TokenizerProcessDied:
             return  # the text comes with a later piece, or at the end
         grown = stream.grown(text)
@@ -324,6 +336,7 @@ class _Host:
 
     def _tell_end(self, row: SingleRow, record: dict[str, Any]) -> None:
         if record["error"] is not None:
+            self._forget_streams(row.request)
             failure = failure_of(record["error"]["code"], record["error"]["message"])
             self._line.send({"answer": row.request, "error": failure})
             return
@@ -334,6 +347,7 @@ class _Host:
             message = choice.get("message", {})
             rest = stream.rest(message.get("reasoning_content"), message.get("content", choice.get("text")) or "")
             if rest is None:
+                self._forget_streams(row.request)
                 said = "the text that was streamed is not the text of the answer; ask again without stream"
                 self._line.send({"answer": row.request, "error": Failure(500, said)})
                 return

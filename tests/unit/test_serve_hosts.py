@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import json
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -12,8 +14,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from tokenizers import Tokenizer as Fast
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from outrider.runner.job.damage import damaged, gone
+from outrider.runner.job.journal import StoredRow
+from outrider.runner.job.results import error_record, result_record
 from outrider.runner.options.job import JobSpec
 from outrider.runner.options.serve import ServeSpec
 from outrider.runner.serve import admissions, host_child, link, model_hosts
@@ -24,6 +31,7 @@ from outrider.runner.serve.model_hosts import MOST_DEATHS, ModelHosts
 from outrider.runner.serve.own_files import OwnFiles
 from outrider.runner.serve.running import FREED_SECONDS, Admitted, Answer, BatchJob, Broken, Event, Left, Progress, Refused
 from outrider.runner.serve.serve import _job_specs, named_models
+from outrider.runner.serve.single_rows import SingleRow
 from outrider.workers.errors import (
     JobChangedError,
     JobError,
@@ -33,6 +41,10 @@ from outrider.workers.errors import (
     OutriderError,
     UsageError,
 )
+from outrider.workers.messages import RowResult
+from outrider.workers.models import preparation
+from outrider.workers.models.tokenizer import Tokenizer
+from outrider.workers.target.text_and_stop_strings import TextWriter
 
 
 class FakeChild:
@@ -705,3 +717,70 @@ def test_a_child_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> 
     child.wait()
     assert heard == []
     assert "exit code 1" in ended[0] and "no_such_module" in ended[0]
+
+
+def llama_2s(folder: Path) -> SimpleNamespace:
+    """A model with a tokenizer as Llama 2 has it, for which a line feed is a byte; "." (an end token) is no special one."""
+    pieces = ["<s>", "▁the", "▁cat", ".", *(f"<0x{byte:02X}>" for byte in (10, *"🎉".encode()))]
+    fast = Fast(models.BPE({piece: id_ for id_, piece in enumerate(pieces)}, [], byte_fallback=True))
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<s>").save_pretrained(folder)
+    return SimpleNamespace(path=str(folder), end_tokens=(3,))
+
+
+LINE, PARTY = 4, (5, 6, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("answer", "whole"),
+    [
+        ((1, LINE, *PARTY, 2), " the\n🎉 cat"),
+        # Cut off by "max_tokens" within a character, which the decoder takes together with the bytes before it.
+        ((1, LINE, *PARTY[:2]), " the" + 3 * "\ufffd"),
+        ((1, *PARTY, *PARTY[:1]), " the" + 5 * "\ufffd"),
+        ((1, LINE, 0, PARTY[0], 2), " the" + 2 * "\ufffd" + " cat"),
+        # Of a row that ignores the model's end tokens.
+        ((1, 3, 2, 3), " the cat"),
+    ],
+)
+def test_a_streamed_text_is_that_of_the_answer_where_characters_are_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, ...], whole: str
+) -> None:
+    made, said = host(Journals())
+    monkeypatch.undo()
+    made._models = SimpleNamespace(target=llama_2s(tmp_path))
+    made._tokenizer_process = SimpleNamespace(decode=preparation.decode)
+    request = {"n": 1, "stop": [], "end_tokens": []}
+    row = SingleRow("request-1", StoredRow(0, "single", 0, "completion", request, (0, 1)), streamed=True)
+    for length in range(1, len(answer) + 1):
+        made._tell_text(row, 0, answer[:length])
+    tokenizer = Tokenizer(tmp_path)
+    writer = TextWriter(tokenizer.decode, (), {0, 3}, prompt=(0, 1))
+    assert not any(map(writer.stopped_by, answer)) and writer.text() == whole
+    result = RowResult(0, answer, whole, "length", 1, 0, 0, 0.1)
+    made._tell_end(row, json.loads(result_record(row.stored, [result], "small")))
+    assert [each["error"] for each in said if "error" in each] == []
+    assert "".join(piece["text"] for each in said for piece in each["pieces"]) == whole
+    assert made._streams == {}
+
+
+def test_what_was_streamed_is_forgotten_however_the_row_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, said = host(Journals())
+    monkeypatch.undo()
+    made._models = SimpleNamespace(target=llama_2s(tmp_path))
+    made._tokenizer_process = SimpleNamespace(decode=preparation.decode)
+    stored = StoredRow(0, "single", 0, "completion", {"n": 2, "stop": [], "end_tokens": []}, (0, 1))
+    rows = [SingleRow(f"request-{number}", stored, streamed=True) for number in range(3)]
+    for row, sample in itertools.product(rows, (0, 1)):
+        made._tell_text(row, sample, (1, 2))
+    made._withdraw("request-0")
+    made._texts.shutdown(wait=True)
+    assert made._driver.withdraw_single.call_args.args == ("request-0",)
+    assert {request for request, _ in made._streams} == {"request-1", "request-2"}
+    made._tell_end(rows[1], json.loads(error_record(stored, "replica_died", "its replica died")))
+    other = [RowResult(sample, (2,), " cat", "stop", 1, 0, 0, 0.1) for sample in (0, 1)]
+    made._tell_end(rows[2], json.loads(result_record(stored, other, "small")))
+    assert [each["error"].sentence for each in said if "error" in each][:1] == ["its replica died"]
+    assert made._streams == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import pytest
 from fakes import END, PIECES, decode
@@ -85,6 +86,28 @@ def test_behind_half_a_character_an_answer_is_decoded_alone() -> None:
         return bytes(tokens).decode(errors="replace")
 
     assert text_after((97, halves[0]), (halves[1], 98), decode_bytes) == "\ufffdb"
+
+
+def by_runs_of_bytes(tokens: Sequence[int]) -> str:
+    """As Llama 2's decoder: of bytes that are no UTF-8 as a whole each becomes a replacement character. 300 is a word."""
+    text = ""
+    for is_word, run in groupby(tokens, lambda token: token >= 256):
+        given = list(run)
+        try:
+            text += " word" * len(given) if is_word else bytes(given).decode()
+        except UnicodeDecodeError:
+            text += len(given) * "\ufffd"
+    return text
+
+
+PARTY = tuple("\N{PARTY POPPER}".encode())
+
+
+@pytest.mark.parametrize("least", range(2, 7))
+def test_a_line_feed_within_min_tokens_is_text_before_half_a_character_too(least: int) -> None:
+    writer = TextWriter(by_runs_of_bytes, ("\n",), (), min_tokens=least)
+    assert feed(writer, [300, 10, *PARTY, 300, 10, 300]) == 8
+    assert writer.text() == " word\n\N{PARTY POPPER} word"
 
 
 def test_a_stop_string_that_is_a_special_token_ends_a_row() -> None:

@@ -5,7 +5,7 @@ The driver loads neither transformers nor torch, so it calls these in a process 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -214,10 +214,17 @@ def _for_grammars(path: str, vocabulary: int, end: int) -> LLTokenizer:
         return tokenizer.for_grammars(vocabulary, end)
 
 
-def decode(path: str, answer: tuple[int, ...], shown: tuple[int, ...] = (), prompt: tuple[int, ...] = ()) -> str:
-    """The text of an answer's tokens after a prompt's, with the special tokens that are ``shown``."""
+def decode(
+    path: str, answer: Sequence[int], shown: tuple[int, ...] = (), prompt: tuple[int, ...] = (), unfinished: bool = False
+) -> str:
+    """The text of an answer's tokens after a prompt's, with the special tokens that are ``shown``.
+
+    Of an ``unfinished`` answer without what further tokens may change, but for a character that is incomplete at its end.
+    """
     tokenizer = load_tokenizer(path)
     with limited(ENCODING_SECONDS):
+        if unfinished:
+            answer = tokenizer.token_bytes.settled(answer, shown)
         return text_after(prompt, answer, lambda tokens: tokenizer.decode(tokens, shown))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from outrider.workers.models.fast_tokenizer import TextCoder
@@ -28,6 +28,24 @@ class TokenizerBytes:
 
     def silent(self, token: int) -> bool:
         return token in self.silent_tokens
+
+    def settled(self, tokens: Sequence[int], shown: Collection[int] = ()) -> Sequence[int]:
+        """The tokens of an unfinished answer without the bytes at its end, whose text further tokens may change.
+
+        Of decoders such as Llama 2's: they take neighbouring bytes together, and where these are no UTF-8 as a whole (the
+        last character is incomplete), all of them become replacement characters, a line feed in front of it too.
+        """
+        end = len(tokens)
+        while end and "ByteFallback" in self._kinds and self._joins_bytes(tokens[end - 1], shown):
+            end -= 1
+        return tokens[:end]
+
+    def _joins_bytes(self, token: int, shown: Collection[int]) -> bool:
+        """Whether bytes before the token and behind it may be neighbours: it is one, or leaves nothing in the text."""
+        if token in self._added:
+            return self.silent(token) and token not in shown
+        name = self._coder.token(token)
+        return name is None or BYTE_TOKEN.fullmatch(name) is not None
 
     def bytes_of(self, token: int) -> bytes:
         if token in self._added:

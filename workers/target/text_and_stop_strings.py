@@ -9,6 +9,9 @@ from outrider.workers.messages import Echo, Logprobs, Row
 from outrider.workers.models.text_after import text_after
 from outrider.workers.target.logprobs import TokenBytes, describe
 
+# The most bytes, and so tokens, of one character.
+LONGEST_CHARACTER = 4
+
 
 class Decoder(Protocol):
     def __call__(self, tokens: Sequence[int]) -> str: ...
@@ -89,9 +92,20 @@ class TextWriter:
 
         The text is that of the shown tokens from ``first`` on.
         """
-        exempt = 0
-        if first < self._exempt:
-            # A character that is incomplete at their end decodes to replacement characters.
-            exempt = len(self._text_from(first, self._exempt).rstrip("\ufffd"))
+        exempt = self._exempt_characters(first) if first < self._exempt else 0
         found = [text.find(word, max(0, exempt - len(word) + 1)) for word in self._stop]
         return min((index for index in found if index >= 0), default=None)
+
+    def _exempt_characters(self, first: int) -> int:
+        """How many characters the exempt tokens from ``first`` on make.
+
+        A character that is incomplete at their end decodes to replacement characters, by decoders such as Llama 2's with
+        all bytes in front of it: then fewer tokens, at most a character's bytes, make more of the text.
+        """
+        length = 0
+        for end in range(self._exempt, max(first, self._exempt - LONGEST_CHARACTER), -1):
+            text = self._text_from(first, end)
+            length = max(length, len(text.rstrip("\ufffd")))
+            if not text.endswith("\ufffd"):
+                break
+        return length
