@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ ROW_BITS = 40
 KEY_BITS = ROW_BITS + (MOST_SAMPLES - 1).bit_length()
 assert MOST_SAMPLES == 1 << (KEY_BITS - ROW_BITS)
 SINGLE = 0
+# The kernels keep keys of rows in 63 bits, so after this number jobs are counted from 1 again. A target may still end a row
+# of a job that was closed, but not for so long.
+LAST_JOB = (1 << 63 - KEY_BITS) - 1
 
 
 def first_row(job: int) -> int:
@@ -108,7 +112,7 @@ class SharedJobs:
         self._replicas = replicas
         self._host_of = host_of
         self._broken = broken
-        self._next = SINGLE + 1
+        self._last = SINGLE
         self._turn = 0
         self._trace = TraceFile(None)
         # Actors that are up, which are reported to jobs that are opened later.
@@ -152,10 +156,14 @@ class SharedJobs:
                 record.actor_is_up(replica, role, report)
             for replica, report in self._up.values():
                 record.target_is_up(replica, report)
-            job = Job(self._next, batch, directory, journal, record, hold.pop_all())
-        self._next += 1
+            job = Job(self._unused_number(), batch, directory, journal, record, hold.pop_all())
         self.jobs[job.number] = job
         return job
+
+    def _unused_number(self) -> int:
+        """The number after that of the last job, leaving out those of open ones."""
+        self._last = next(each for step in count() if (each := (self._last + step) % LAST_JOB + 1) not in self.jobs)
+        return self._last
 
     def leave(self, job: Job) -> None:
         """Close a job and release its directory."""

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from driver_fakes import PLAN, REPORT, REQUEST, FakeReplicas, fill, ids, install_fakes
 
+from outrider.kernels.suffixes import Gain, Suffixes
 from outrider.runner.driving.replica import Replica
 from outrider.runner.hosts.this_machine import LocalHost
 from outrider.runner.job.journal import DONE, FAILED, Journal, StoredRow
 from outrider.runner.job.requests import MOST_SAMPLES
 from outrider.runner.prepare_job import BEHIND_PROMPTS, TEXTS
 from outrider.runner.serve.shared_driver import SharedDriver
-from outrider.runner.serve.shared_jobs import Job, SharedJobs, first_row, job_of
+from outrider.runner.serve.shared_jobs import LAST_JOB, Job, SharedJobs, first_row, job_of
 from outrider.runner.serve.shares import SentRows
 from outrider.runner.serve.single_rows import SingleRow, SingleRows, StreamedText
 from outrider.workers.errors import JobChangedError, JobDamagedError, OldAnswersError, OutriderError
@@ -130,6 +131,33 @@ def test_what_the_target_counts_is_shared_out_and_nothing_is_lost(monkeypatch: p
     summaries = [json.loads((each / "job.json").read_text())["summary"] for each in directories]
     assert abs(sum(each["rounds"] for each in summaries) - 40) <= 2
     assert abs(summaries[0]["rounds"] - 30) <= 2
+
+
+def test_a_server_may_have_had_any_number_of_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernels, which find candidates in texts, keep keys of rows in 63 bits."""
+    shared = Shared(monkeypatch, tmp_path)
+    directories = [shared.job(f"job-{number}", 3, samples=2) for number in range(4)]
+    shared.jobs._last = LAST_JOB - 2
+    shared.run()
+    assert [done(each) for each in directories] == [["id-0", "id-1", "id-2"]] * 4
+    assert {job_of(row) for row in shared.replicas.submitted} == {LAST_JOB - 1, LAST_JOB, 1, 2}
+    last = first_row(LAST_JOB + 1) * MOST_SAMPLES - 1
+    suffixes = Suffixes(1000)
+    suffixes.advance([Gain(last, [1, 2, 1, 2, 1], 0, 4)], 0.0)
+    suffixes.end(last, [2])
+    with pytest.raises(OverflowError):
+        suffixes.advance([Gain(last + 1, [1], 0, 4)], 0.0)
+
+
+def test_the_number_of_an_open_job_is_given_to_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = Shared(monkeypatch, tmp_path)
+    shared.jobs.path = {"engine": "fake"}
+    for name in ("first", "second", "third"):
+        shared.job(name, 1)
+    assert shared.open("first").number == 1
+    shared.jobs._last = LAST_JOB - 1
+    assert [shared.open(name).number for name in ("second", "third")] == [LAST_JOB, 2]
+    shared.jobs.save_all()
 
 
 def key_of(job: Job, row: int) -> int:
