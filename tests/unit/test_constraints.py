@@ -511,6 +511,76 @@ def test_what_the_library_would_leave_out_of_a_schema_is_named(schema: dict[str,
 
 
 @pytest.mark.parametrize(
+    ("schema", "place", "number"),
+    [
+        ({"const": 12345678901234567890}, '"const" at #', "12345678901234567890"),
+        ({"properties": {"id": {"enum": ["a", 9007199254740993]}}}, '"enum" at #/properties/id', "9007199254740993"),
+        ({"enum": [{"a": [1, [-9007199254740993]]}]}, '"enum" at #', "-9007199254740993"),
+        ({"const": 1 << 63}, '"const" at #', "9223372036854775808"),
+        # At this one the library dies.
+        ({"const": -1 << 63}, '"const" at #', "-9223372036854775808"),
+        ({"const": 123456789.12345679}, '"const" at #', "123456789.12345679"),
+        ({"const": 1.5e-30}, '"const" at #', "1.5e-30"),
+        ({"const": 1e400}, '"const" at #', "inf"),
+        ({"type": "integer", "minimum": 9007199254740993}, '"minimum" at #', "9007199254740993"),
+        ({"type": "integer", "exclusiveMinimum": -1 << 60}, '"exclusiveMinimum" at #', str(-1 << 60)),
+        ({"items": {"maximum": 10**400}}, '"maximum" at #/items', "1000"),
+    ],
+)
+def test_a_number_that_the_library_would_round_is_named(schema: dict[str, object], place: str, number: str) -> None:
+    with pytest.raises(BadConstraint) as refused:
+        grammar_of({"kind": "json", "value": schema})
+    said = str(refused.value)
+    assert said.startswith(f"{place} of the schema has the number {number}")
+    assert said.endswith(", which would be rounded; give a number of 15 digits or fewer, or a text")
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        0,
+        -7,
+        1 << 53,
+        -(1 << 53),
+        10**18,
+        (1 << 62) + (1 << 10),
+        1.0,
+        0.1,
+        1e-7,
+        1e22,
+        123456789.012345,
+        1.5e-20,
+        -99999999999999.9,
+    ],
+)
+def test_a_constant_is_written_as_the_schema_has_it(number: float) -> None:
+    """Among others, and within what is a value as a whole."""
+    schema = {"properties": {"a": {"const": [{"b": number}, True, None, "1e400"]}}, "required": ["a"], "type": "object"}
+    written = grammar_of({"kind": "json", "value": {**schema, "additionalProperties": False}})
+    matcher = LLMatcher(tokenizer().for_grammars(model("pocket").engine.vocabulary, 0), written, log_level=0, limits=LIMITS)
+    [value, *_] = json.loads(matcher.compute_ff_bytes())["a"]
+    assert value["b"] == number
+
+
+@pytest.mark.parametrize(
+    ("bound", "within", "beyond"),
+    [
+        ({"maximum": (1 << 63) - 1}, (1 << 63) - 1, 1 << 63),
+        ({"maximum": 1 << 60}, 1 << 60, (1 << 60) + 1),
+        ({"minimum": -(1 << 60)}, -(1 << 60), -(1 << 60) - 1),
+        ({"exclusiveMaximum": 1 << 53}, (1 << 53) - 1, 1 << 53),
+    ],
+)
+def test_a_large_bound_is_kept(bound: dict[str, int], within: int, beyond: int) -> None:
+    vocabulary = tokenizer().for_grammars(model("pocket").engine.vocabulary, 0)
+    for number, fits in ((within, True), (beyond, False)):
+        written = grammar_of({"kind": "json", "value": {"type": "integer", **bound}})
+        matcher, tokens = LLMatcher(vocabulary, written, log_level=0, limits=LIMITS), vocabulary.tokenize_str(str(number))
+        found = matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
+        assert found == fits, number
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         RECORD,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from outrider.workers.constraints.schemas import left_out
+from outrider.workers.constraints.schemas import inexact, left_out
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.constraints.tool_grammars import TokenOf, schema_in, tool_grammar
 
@@ -90,7 +90,7 @@ def _json_grammar(schema: Any, options: Mapping[str, Any]) -> str:
 
 
 def _check_schema(schema: Any) -> None:
-    """A BadConstraint where the library would ignore a keyword."""
+    """A BadConstraint where the library would ignore a keyword, or change a number."""
     if not isinstance(schema, dict):
         return
     own = schema.get("x-guidance", {})
@@ -100,6 +100,12 @@ def _check_schema(schema: Any) -> None:
     if (found := left_out(schema)) is not None:
         key, place = map(shortened, found)
         raise BadConstraint(f'"{key}" at {place} of the schema cannot be enforced; correct its spelling or remove it')
+    if (changed := inexact(schema)) is not None:
+        key, place, number = map(shortened, changed)
+        raise BadConstraint(
+            f'"{key}" at {place} of the schema has the number {number}, which would be rounded; give a number of 15 digits '
+            "or fewer, or a text"
+        )
 
 
 def _own_grammar(text: str) -> str:

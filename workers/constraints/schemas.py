@@ -1,13 +1,14 @@
-"""Finds the keywords of a JSON Schema that llguidance would silently ignore.
+"""Finds what llguidance would silently ignore or change in a JSON Schema: keywords, and digits of numbers.
 
 It refuses the keywords of the schema's draft that it does not implement, but ignores those that are not in that draft:
-misspelled ones, OpenAPI's, another draft's.
+misspelled ones, OpenAPI's, another draft's. It keeps numbers as doubles, which it reads with an error in the last place.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,6 +29,13 @@ ANNOTATIONS = frozenset((
 # fmt: on
 # Keywords whose value holds further schemas: an object of them by name, or one or a list of them.
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+# Keywords with values that answers have letter by letter, and those with bounds.
+WRITTEN, BOUNDS = ("const", "enum"), ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# Whole numbers up to this one are doubles. Other numbers are read exactly where they have no more digits than this, times a
+# power of ten that is a double, too.
+MOST_WHOLE, MOST_DIGITS, MOST_TENS = 1 << 53, 15, 22
+# The library takes bounds beyond it for this one.
+LARGEST = (1 << 63) - 1
 ONE_OR_MORE = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
 
 
@@ -42,6 +50,54 @@ def left_out(root: Mapping[str, Any]) -> tuple[str, str] | None:
             if not _implemented(schema, key, place, drafts) and not any(each.startswith(below) for each in references):
                 return key, place
     return None
+
+
+def inexact(root: Mapping[str, Any]) -> tuple[str, str, int | float] | None:
+    """A number that answers would not have as the schema has it, after its keyword and place as in ``left_out``."""
+    found, _ = _schemas_in(root)
+    for place, schema in found.items():
+        for key in WRITTEN:
+            for number in _numbers(schema.get(key)):
+                if not _is_kept(number):
+                    return key, place, number
+        for key in BOUNDS:
+            if type(bound := schema.get(key)) is int and not _is_kept_bound(key, bound):
+                return key, place, bound
+    return None
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """All numbers within a JSON value."""
+    waiting = deque([value])
+    while waiting:
+        each = waiting.popleft()
+        if isinstance(each, int | float) and not isinstance(each, bool):
+            yield each
+        elif isinstance(each, Mapping):
+            waiting.extend(each.values())
+        elif isinstance(each, list):
+            waiting.extend(each)
+
+
+def _is_kept(number: int | float) -> bool:
+    if isinstance(number, int):
+        return abs(number) <= MOST_WHOLE or (abs(number) <= LARGEST and _is_double(number))
+    _, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
+    return len(digits) <= MOST_DIGITS and isinstance(exponent, int) and abs(exponent) <= MOST_TENS
+
+
+def _is_kept_bound(key: str, bound: int) -> bool:
+    if abs(bound) <= MOST_WHOLE:
+        return True
+    # The largest number within an exclusive bound would be no double.
+    return key in ("minimum", "maximum") and (bound == LARGEST or _is_double(bound))
+
+
+def _is_double(number: int) -> bool:
+    try:
+        return float(number) == number
+    except OverflowError:
+        return False
 
 
 def _implemented(schema: Mapping[str, Any], key: str, place: str, drafts: set[str]) -> bool:
