@@ -260,6 +260,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "muse_glimmer": _multimodal(
         {"num_hidden_layers": 5, "sliding_window": 16}, _VISION | {"num_hidden_layers": 1}, projector_hidden_size=32
     ),
+    "phi4_multimodal": _SIZES
+    | {"vision_config": _VISION | {"crop_size": 28, "image_size": 28, "feature_layer": -1}, "pad_token_id": 0}
+    | {"audio_config": {"hidden_size": 32, "intermediate_size": 48, "num_blocks": 1, "num_attention_heads": 2}}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
     "qianfan_ocr": _multimodal({"model_type": "qwen3"}, _VISION | {"image_size": [28, 28], "patch_size": [14, 14]}),
     "qwen2_5_omni_thinker": _qwen() | {"audio_config": _OMNI_AUDIO},
     "qwen2_audio": {"text_config": _SIZES | {"model_type": "qwen2"}, "audio_config": _AUDIO},

@@ -86,6 +86,15 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | {"expert_group_count": 1, "expert_group_used_count": 1}
         | {"expert_weights_scale": 1.8, "expert_weights_norm": True},
     ),
+    "mistral4": (
+        "mistral4",
+        {},
+        YARN
+        | {"block_count": 2, "attention.q_lora_rank": 40, "attention.value_length_mla": 24}
+        | {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 40, "expert_weights_norm": True}
+        | {"rope.scaling.original_context_length": 8, "attention.temperature_scale": 0.3, "leading_dense_block_count": 0}
+        | {"expert_group_count": 4, "expert_group_used_count": 2, "expert_weights_scale": 1.0},
+    ),
     "youtu": (
         "youtu-wide",
         {"rope_interleave": True, "tie_word_embeddings": True},
@@ -93,6 +102,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | {"expert_shared_count": 0, "expert_feed_forward_length": 208, "leading_dense_block_count": 2},
     ),
 }
+
+ARCHITECTURES = {"mistral4": "mistral4"}
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +124,7 @@ def write(name: str, path: Path, changes: dict[str, Any] | None = None, **more: 
     model_.save_pretrained(path)
     metadata = {key: value for key, value in (BASE | keys | (changes or {})).items() if value is not None}
     prepare = untied(more.pop("prepare", heads_apart(HEADS, PLAIN)), model_.config.tie_word_embeddings)
-    return convert(path, path / "model.gguf", "deepseek2", metadata, prepare=prepare, **more)
+    return convert(path, path / "model.gguf", ARCHITECTURES.get(name, "deepseek2"), metadata, prepare=prepare, **more)
 
 
 @pytest.mark.one_in(4)
@@ -190,6 +201,12 @@ def test_what_old_files_leave_out_is_as_the_models_have_it(tmp_path: Path) -> No
     assert (config["topk_method"], config["n_group"]) == ("greedy", 1)
 
 
+def test_a_mistral_s_queries_have_the_usual_factors(tmp_path: Path) -> None:
+    """llama.cpp's converter writes none."""
+    config = read_config(write("mistral4", tmp_path, {"attention.temperature_scale": None}))
+    assert config["rope_parameters"]["llama_4_scaling_beta"] == 0.1
+
+
 def test_glm_flash_is_told_by_its_layers_and_tokens(tmp_path: Path) -> None:
     """Its files say nothing of what is made of scores."""
 
@@ -213,6 +230,8 @@ def test_the_factor_of_scores_is_that_of_the_configuration(tmp_path: Path) -> No
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "another score of experts": ("v3", {"expert_gating_func": 3}, "'deepseek2.expert_gating_func': 3, which"),
+    "Mistral's scores": ("mistral4", {"expert_gating_func": 2}, "'mistral4.expert_gating_func': 2, which"),
+    "a Mistral without yarn": ("mistral4", dict.fromkeys(YARN), "has no rope of the type yarn"),
     "groups that nobody knows": ("v3", {"expert_group_count": None}, "no 'deepseek2.expert_group_count', and 8 experts"),
     "shares that are not normalised": ("v2", {"expert_weights_norm": True}, '"norm_topk_prob": True'),
     "layers without experts": ("youtu", {"leading_dense_block_count": 1}, "has no experts, and 1 of 2 layers that need"),

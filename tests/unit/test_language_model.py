@@ -124,6 +124,7 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"glm4v_text": "Glm4vTextConfig", "glm4v_moe_text": "Glm4vMoeTextConfig"}
     places |= {"mllama_text_model": "MllamaTextConfig", "muse_glimmer_text": "MuseGlimmerTextConfig"}
     places |= {"qwen2_5_omni_text": "Qwen2_5OmniTextConfig", "qwen3_omni_moe_text": "Qwen3OmniMoeTextConfig"}
+    places |= {"phi4_multimodal": "Phi4MultimodalConfig"}
     places |= {"granite4_vision_text": "Granite4VisionTextConfig"}
     names = {"granite": "Granite", "hyperclovax": "HyperCLOVAX"}
     names |= {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}

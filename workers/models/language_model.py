@@ -54,6 +54,7 @@ MULTIMODAL = {
     "muse_glimmer": "muse_glimmer_text",
     "nemotron_h_omni": "nemotron_h",
     "ovis2": "qwen2",
+    "phi4_multimodal": "phi4_multimodal",
     "qianfan_ocr": "qwen3",
     "qwen2_5_omni": "qwen2_5_omni_text",
     "qwen2_5_omni_thinker": "qwen2_5_omni_text",
@@ -79,6 +80,7 @@ SAME = {
     "glm4v_text": "glm4",
     "granite4_vision_text": "granite",
     "kimi_k2": "deepseek_v3",
+    "phi4_multimodal": "phi3",
     "qwen2_5_omni_text": "qwen2",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
@@ -125,6 +127,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "ministral3": (131072, 4096, 14336, 34, 32, 8, 262144),
         "mistral": (32000, 4096, 14336, 32, 32, 8, 131072),
         "mistral4": (131072, 4096, 12288, 36, 32, 32, 1048576),
+        "phi4_multimodal": (200064, 3072, 8192, 32, 32, 8, 131072),
         "qwen2": (151936, 4096, 22016, 32, 32, 32, 32768),
         "qwen2_5_vl_text": (152064, 8192, 29568, 80, 64, 8, 32768),
         "qwen2_vl_text": (152064, 8192, 29568, 80, 64, 8, 32768),
@@ -138,6 +141,7 @@ USUAL: dict[str, dict[str, Any]] = {
 del USUAL["gemma3n_text"][
     "intermediate_size"
 ]  # each layer has one of its own, and its family's builder knows what is usual
+USUAL["phi4_multimodal"] |= {"original_max_position_embeddings": 4096}
 USUAL["qwen2_5_omni_text"] |= {"rope_theta": 1e6}
 USUAL["qwen3_omni_moe_text"] |= {"rope_theta": 1e6, "moe_intermediate_size": 768}
 USUAL["qwen2_vl_text"] |= {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
@@ -150,6 +154,7 @@ USUAL["glm4v_moe_text"] |= {"attention_bias": True}
 OF_PICTURES = frozenset(
     [
         "vision_config",
+        "audio_config",
         "image_token_id",
         "video_token_id",
         "vision_start_token_id",
@@ -191,7 +196,7 @@ NOT_LANGUAGE = (
     *("aligner.", "projector.", "visual_embeddings_table.", "vision_projector.", "vision_adapter.", "vision_projection."),
     *("vision_encoder.", "image_tower.", "video_tower.", "encoder.", "merger.", "vqmodel.", "generation_"),
     *("mlp1.", "sound_encoder.", "sound_projection.", "layerwise_projectors.", "spatial_projectors."),
-    *("high_res_vision_", "talker.", "token2wav.", "code2wav."),
+    *("high_res_vision_", "embed_tokens_extend.", "talker.", "token2wav.", "code2wav."),
 )
 
 

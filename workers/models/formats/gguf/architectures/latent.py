@@ -1,4 +1,5 @@
-"""Latent attention: DeepSeek V2 and V3, models like them (Moonlight, Kimi, GLM-4.7-Flash, Youtu), and MiniCPM 3."""
+"""Latent attention: DeepSeek V2 and V3, models like them (Moonlight, Kimi, GLM-4.7-Flash, Youtu), Mistral Small 4, and
+MiniCPM 3."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from outrider.workers.models.formats.gguf.architectures.experts import (
     scale,
 )
 from outrider.workers.models.formats.gguf.architectures.left_out import FURTHER_LAYERS, layers
+from outrider.workers.models.formats.gguf.architectures.llama import TEMPERATURE
 from outrider.workers.models.formats.gguf.architectures.phi import LONG, SHORT, long_rope
 from outrider.workers.models.formats.gguf.architectures.sizes import LOG_FACTOR, heads_of, rms_epsilon, scaled_rope
 from outrider.workers.models.formats.gguf.metadata import Metadata
@@ -28,6 +30,8 @@ KEY_SIZE, VALUE_SIZE = "attention.key_length_mla", "attention.value_length_mla"
 DENSE_LAYERS = "leading_dense_block_count"
 SCORES = "expert_gating_func"
 CORRECTIONS = "exp_probs_b.bias"
+# Mistral Small 4's.
+USUAL_TEMPERATURE = 0.1
 PARTS = (
     GATED
     | NORMS_BEFORE
@@ -80,6 +84,30 @@ def _deepseek2(metadata: Metadata) -> dict[str, Any]:
     if scores == SIGMOID:
         return config | {"model_type": "deepseek_v3"}
     return config | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy" if found > 1 else "greedy"}
+
+
+def _mistral4(metadata: Metadata) -> dict[str, Any]:
+    """llama.cpp's converter writes no factor of queries; that of the published model is the usual one."""
+    count, used = experts(metadata)
+    config = _attention(metadata)
+    if metadata.get(SCORES, int, SOFTMAX) != SOFTMAX:
+        metadata.refuse_value(SCORES)
+    if config["rope_parameters"]["rope_type"] != "yarn":
+        metadata.refuse("has no rope of the type yarn, by which the factors of queries go")
+    config["rope_parameters"]["llama_4_scaling_beta"] = metadata.get(TEMPERATURE, float, USUAL_TEMPERATURE)
+    found, kept = _groups(metadata, count, SOFTMAX)
+    return config | {
+        "model_type": "mistral4",
+        "n_routed_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": metadata.get("expert_feed_forward_length", int),
+        "n_shared_experts": metadata.get("expert_shared_count", int),
+        "first_k_dense_replace": metadata.get(DENSE_LAYERS, int, 0),
+        "norm_topk_prob": metadata.get("expert_weights_norm", bool, False),
+        "routed_scaling_factor": scale(metadata),
+        "n_group": found,
+        "topk_group": kept,
+    }
 
 
 def _attention(metadata: Metadata) -> dict[str, Any]:
@@ -174,6 +202,14 @@ ARCHITECTURES = {
     "deepseek2": Architecture(
         _deepseek2,
         KNOWN_OF_CORRECTED | WEIGHTS | GROUPS | {FURTHER_LAYERS, QUERY_RANK, RANK, KEY_SIZE, VALUE_SIZE, LOG_FACTOR},
+        parts=PARTS,
+    ),
+    "mistral4": Architecture(
+        _mistral4,
+        KNOWN_OF_CORRECTED
+        | WEIGHTS
+        | GROUPS
+        | {FURTHER_LAYERS, QUERY_RANK, RANK, KEY_SIZE, VALUE_SIZE, LOG_FACTOR, TEMPERATURE},
         parts=PARTS,
     ),
     "minicpm3": Architecture(
