@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from outrider.kernels.library import (
     BatchStructure,
     DecodeStructure,
+    KernelError,
     OpStructure,
     OptionsStructure,
     ProgramStructure,
@@ -215,6 +216,7 @@ class NativeModel:
 
     def cache_use(self) -> tuple[int, int, int]:
         """Bytes of cache memory held, blocks in use, tokens in a block."""
+        self._check_open()
         held, used, tokens = c_int64(), c_int64(), c_int32()
         load().outrider_cache_use(self._engine, byref(held), byref(used), byref(tokens))
         return held.value, used.value, tokens.value
@@ -260,7 +262,7 @@ class NativeModel:
         if any(feed.states for feed in feeds):
             states = _HiddenStates(feeds, self.program.hidden_out)
             batch.states, batch.states_out = states.wanted, states.out
-        given = _Given(feeds)
+        given = _Given(feeds, self.program)
         batch.given, batch.states_in = given.counts, given.states
         check(load().outrider_forward(self._engine, byref(batch)))
         answers, start = [], 0
@@ -300,6 +302,7 @@ class NativeModel:
 
     def experts_read(self) -> int:
         """The number of distinct experts that the latest ``forward`` used, summed over all layers."""
+        self._check_open()
         return int(load().outrider_experts_read(self._engine))
 
     def decode(
@@ -337,7 +340,7 @@ class NativeModel:
         passes = array("i", bytes(4 * (1 + stride)))
         choices = (_address(made), _address(chosen), _address(runners_up), _address(margins))
         told = (*choices, _address(passes), _address(passes, 1), _address(seconds))
-        given = _Given(feeds)
+        given = _Given(feeds, self.program)
         asked_for = (rows, counts, tokens, most, end_counts, ends, reach, miss_factor, bounds, usual)
         run = DecodeStructure(count, *asked_for, *numbers, *told, given.counts, given.states)
         check(load().outrider_decode(self._engine, byref(run)))
@@ -345,11 +348,16 @@ class NativeModel:
         made_of = [(chosen[place].tolist(), margins[place].tolist(), runners_up[place].tolist()) for place in places]
         return made_of, list(zip(passes[1 : 1 + passes[0]], seconds, strict=False))
 
+    def _check_open(self) -> None:
+        """For calls that have no status."""
+        if not self._engine:
+            raise KernelError("invalid", "the engine is closed")
+
     def close(self) -> None:
-        """Ends the threads and frees the cache. Safe to call again."""
-        if self._engine:
-            load().outrider_engine_destroy(self._engine)
-            self._engine = c_void_p()
+        """Ends the threads and frees the cache, once no other thread calls the engine. Safe to call again."""
+        engine, self._engine = self._engine, c_void_p()
+        if engine:
+            load().outrider_engine_destroy(engine)
 
     def __enter__(self) -> NativeModel:
         return self
@@ -374,10 +382,14 @@ def _address(values: array[Any], index: int = 0) -> int:
 class _Given:
     """The states that are given with the feeds' tokens. ``counts`` and ``states`` are addresses; None: no states."""
 
-    def __init__(self, feeds: Sequence[NativeFeed | NativeDecodeFeed]) -> None:
+    def __init__(self, feeds: Sequence[NativeFeed | NativeDecodeFeed], program: Program) -> None:
         self.counts = self.states = None
         given = [feed.given for feed in feeds if feed.given is not None]
         if given:
+            columns = program.hidden_in
+            if columns and any(states.ndim != 2 or states.shape[1] != columns for states in given):
+                shapes = ", ".join(str(states.shape) for states in given)
+                raise ValueError(f"states of {shapes} for a program that takes {columns} columns")
             self._counts = array("i", [0 if feed.given is None else len(feed.given) for feed in feeds])
             self._states = np.ascontiguousarray(np.concatenate(given), np.uint16)
             self.counts, self.states = _address(self._counts), self._states.ctypes.data

@@ -6,7 +6,7 @@
  *
  * Functions that return int32_t return a status code unless their comment says otherwise; after any status but
  * OUTRIDER_OK, outrider_message() says in words what was wrong, for the calling thread. Only one thread at a time may
- * call an engine. Every pointer's layout is given where the pointer is; sizes are in elements unless they are called bytes.
+ * call an engine; another is refused. Every pointer's layout is given where the pointer is; sizes are in elements, or called bytes.
  */
 #ifndef OUTRIDER_KERNELS_H
 #define OUTRIDER_KERNELS_H
@@ -432,7 +432,7 @@ OUTRIDER_API int32_t outrider_pack_order(const outrider_weight *weight, const in
 OUTRIDER_API int32_t outrider_engine_create(const outrider_program *program, const outrider_options *options,
                                             outrider_engine **engine);
 OUTRIDER_API void outrider_engine_destroy(outrider_engine *engine);
-/* Changes the number of threads and their cores (NULL: unpinned). Not during a pass. Results keep the same bits. */
+/* Changes the number of threads and their cores (NULL: unpinned). A fork, which has no threads, needs it. The bits stay the same. */
 OUTRIDER_API int32_t outrider_engine_threads(outrider_engine *engine, int32_t threads, const int32_t *cores);
 /* Allocates and touches the memory for passes of `tokens` tokens with `selected` choices, and the KV cache for `cache_tokens` tokens
  * (2 GB at most), so that the first passes do not have to. */

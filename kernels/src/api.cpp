@@ -3,7 +3,10 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <new>
+#include <thread>
 
 #include "engine.h"
 #include "memory.h"
@@ -14,6 +17,7 @@
 
 struct outrider_engine {
   std::unique_ptr<outrider::Engine> engine;
+  mutable std::atomic<bool> in_use{false};  // by a call
 };
 
 struct outrider_suffixes {
@@ -33,6 +37,16 @@ template <typename Body> int32_t as_status(Body body) {
   } catch (const std::exception &error) {
     return fail(OUTRIDER_NO_MEMORY, "%s", error.what());
   }
+}
+
+// Runs `body` on an engine, unless another call does something with it: two at once would spoil its rows without a word.
+template <typename Body> int32_t with_engine(const outrider_engine *engine, Body body) {
+  if (!engine) return fail(OUTRIDER_INVALID, "the engine is closed");
+  if (engine->in_use.exchange(true, std::memory_order_acquire))
+    return fail(OUTRIDER_INVALID, "another thread is calling this engine: only one at a time may");
+  const int32_t status = as_status([&]() -> int32_t { return body(*engine->engine); });
+  engine->in_use.store(false, std::memory_order_release);
+  return status;
 }
 
 }  // namespace
@@ -251,46 +265,60 @@ int32_t outrider_pack_order(const outrider_weight *weight, const int32_t *order)
 }
 
 int32_t outrider_engine_create(const outrider_program *program, const outrider_options *options, outrider_engine **engine) {
-  return as_status([&] {
+  return as_status([&]() -> int32_t {
     std::unique_ptr<outrider::Engine> created;
     const int32_t status = outrider::Engine::create(*program, *options, &created);
-    if (status == OUTRIDER_OK) *engine = new outrider_engine{std::move(created)};
-    return status;
+    if (status != OUTRIDER_OK) return status;
+    auto whole = std::make_unique<outrider_engine>();
+    whole->engine = std::move(created);
+    *engine = whole.release();
+    return OUTRIDER_OK;
   });
 }
 
-void outrider_engine_destroy(outrider_engine *engine) { delete engine; }
+void outrider_engine_destroy(outrider_engine *engine) {
+  constexpr auto kNap = std::chrono::milliseconds(1);
+  while (engine && engine->in_use.exchange(true, std::memory_order_acquire)) std::this_thread::sleep_for(kNap);
+  delete engine;
+}
 
 int32_t outrider_engine_threads(outrider_engine *engine, int32_t threads, const int32_t *cores) {
-  return as_status([&] { return engine->engine->use_threads(threads, cores); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.use_threads(threads, cores); });
 }
 
 int32_t outrider_engine_reserve(outrider_engine *engine, int32_t tokens, int32_t selected, int64_t cache_tokens) {
-  return as_status([&] { return engine->engine->reserve(tokens, selected, cache_tokens); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.reserve(tokens, selected, cache_tokens); });
 }
 
 int32_t outrider_row_open(outrider_engine *engine, const outrider_sampling *sampling, int32_t prompt, int32_t *row) {
-  return as_status([&] { return engine->engine->open(*sampling, prompt, row); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.open(*sampling, prompt, row); });
 }
 
 int32_t outrider_row_fork(outrider_engine *engine, int32_t source, int32_t length, const outrider_sampling *sampling,
                           int32_t prompt, int32_t *row) {
-  return as_status([&] { return engine->engine->fork(source, length, *sampling, prompt, row); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.fork(source, length, *sampling, prompt, row); });
 }
 
 int32_t outrider_row_skip(outrider_engine *engine, int32_t row, const int32_t *tokens, int32_t count) {
-  return as_status([&] { return engine->engine->skip(row, tokens, count); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.skip(row, tokens, count); });
 }
 
 int32_t outrider_row_truncate(outrider_engine *engine, int32_t row, int32_t length) {
-  return as_status([&] { return engine->engine->truncate(row, length); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.truncate(row, length); });
 }
 
 int32_t outrider_row_close(outrider_engine *engine, int32_t row) {
-  return as_status([&] { return engine->engine->close(row); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.close(row); });
 }
 
-int32_t outrider_row_length(const outrider_engine *engine, int32_t row) { return engine->engine->length(row); }
+int32_t outrider_row_length(const outrider_engine *engine, int32_t row) {
+  int32_t length = 0;
+  const int32_t status = with_engine(engine, [&](const outrider::Engine &own) {
+    length = own.length(row);
+    return length < 0 ? -length : int32_t{OUTRIDER_OK};
+  });
+  return status == OUTRIDER_OK ? length : -status;
+}
 
 void outrider_cache_use(const outrider_engine *engine, int64_t *bytes, int64_t *blocks_used, int32_t *block_tokens) {
   *bytes = engine->engine->cache->bytes_held();
@@ -299,31 +327,31 @@ void outrider_cache_use(const outrider_engine *engine, int64_t *bytes, int64_t *
 }
 
 int32_t outrider_forward(outrider_engine *engine, const outrider_batch *batch) {
-  return as_status([&] { return engine->engine->forward(*batch); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.forward(*batch); });
 }
 
 int64_t outrider_experts_read(const outrider_engine *engine) { return engine->engine->experts_read; }
 
 int32_t outrider_rank(outrider_engine *engine, int32_t choice, const uint32_t *mask, int32_t mask_words, int32_t count,
                       int32_t *tokens) {
-  return as_status([&] { return engine->engine->rank(choice, mask, mask_words, count, tokens); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.rank(choice, mask, mask_words, count, tokens); });
 }
 
 int32_t outrider_decode(outrider_engine *engine, const outrider_decode_batch *wanted) {
-  return as_status([&] { return engine->engine->decode(*wanted); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.decode(*wanted); });
 }
 
 int32_t outrider_correct(outrider_engine *engine, int32_t tokens) {
-  return as_status([&] { return engine->engine->correct(tokens); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.correct(tokens); });
 }
 
 int32_t outrider_shorten(outrider_engine *engine, int32_t tokens) {
-  return as_status([&] { return engine->engine->shorten(tokens); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.shorten(tokens); });
 }
 
 int32_t outrider_learn(outrider_engine *engine, int32_t row, int32_t first, const int32_t *tokens, int32_t count,
                        int32_t *better, int32_t *worse) {
-  return as_status([&] { return engine->engine->learn(row, first, tokens, count, better, worse); });
+  return with_engine(engine, [&](outrider::Engine &own) { return own.learn(row, first, tokens, count, better, worse); });
 }
 
 int32_t outrider_choose(const float *logits, int32_t vocabulary, const outrider_sampling *sampling, const int32_t *history,

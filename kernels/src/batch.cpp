@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <new>
 
 #include "engine.h"
 #include "message.h"
@@ -78,30 +79,41 @@ int32_t Engine::check_states(const outrider_batch &batch, int feed) const {
 
 // Gives every fed row the blocks that it will write; a shared block that it will write to is copied. On failure the rows stay as they were.
 int32_t Engine::reserve_blocks(const outrider_batch &batch) {
-  for (int i = 0; i < batch.feeds; ++i) {
-    RowState &row = rows[static_cast<size_t>(batch.rows[i])];
-    const size_t length = row.history.size();
-    const size_t needed = (length + static_cast<size_t>(batch.counts[i]) + kBlockTokens - 1) / kBlockTokens;
-    int32_t status = OUTRIDER_OK;
-    const size_t partial = length / kBlockTokens;
-    if (length % kBlockTokens && cache->shared(row.blocks[partial])) {
-      const int copy = cache->take(&status);
-      if (copy >= 0) {
-        memcpy(cache->data(copy), cache->data(row.blocks[partial]), static_cast<size_t>(cache->block_bytes()));
-        cache->release(row.blocks[partial]);
-        row.blocks[partial] = copy;
-      }
-    }
-    while (status == OUTRIDER_OK && row.blocks.size() < needed) {
-      const int block = cache->take(&status);
-      if (block >= 0) row.blocks.push_back(block);
-    }
-    if (status == OUTRIDER_OK) continue;
-    for (int j = 0; j <= i; ++j)
-      truncate(batch.rows[j], static_cast<int>(rows[static_cast<size_t>(batch.rows[j])].history.size()));
-    return status;
+  int32_t status = OUTRIDER_OK;
+  try {
+    for (int i = 0; i < batch.feeds && status == OUTRIDER_OK; ++i)
+      status = reserve_blocks_of(&rows[static_cast<size_t>(batch.rows[i])], batch.counts[i]);
+  } catch (const std::bad_alloc &) {
+    status = fail(OUTRIDER_NO_MEMORY, "no memory for the list of a row's cache blocks");
+  }
+  if (status != OUTRIDER_OK) give_back(batch);
+  return status;
+}
+
+int32_t Engine::reserve_blocks_of(RowState *row, int count) {
+  const size_t length = row->history.size(), partial = length / kBlockTokens;
+  const size_t needed = (length + static_cast<size_t>(count) + kBlockTokens - 1) / kBlockTokens;
+  row->blocks.reserve(needed);
+  int32_t status = OUTRIDER_OK;
+  if (length % kBlockTokens && cache->shared(row->blocks[partial])) {
+    const int copy = cache->take(&status);
+    if (copy < 0) return status;
+    memcpy(cache->data(copy), cache->data(row->blocks[partial]), static_cast<size_t>(cache->block_bytes()));
+    cache->release(row->blocks[partial]);
+    row->blocks[partial] = copy;
+  }
+  while (row->blocks.size() < needed) {
+    const int block = cache->take(&status);
+    if (block < 0) return status;
+    row->blocks.push_back(block);
   }
   return OUTRIDER_OK;
+}
+
+// A row's own length releases the blocks, and drops the snapshots, that lie behind it.
+void Engine::give_back(const outrider_batch &batch) {
+  for (int i = 0; i < batch.feeds; ++i)
+    truncate(batch.rows[i], static_cast<int>(rows[static_cast<size_t>(batch.rows[i])].history.size()));
 }
 
 int32_t Engine::reserve_scratch(int tokens, int selected) {

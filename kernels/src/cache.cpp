@@ -11,6 +11,11 @@ namespace {
 constexpr int64_t kSlabBytes = int64_t{64} << 20;
 // The most that reserve() allocates: enough for the first tokens of the rows, whatever number of rows is asked for.
 constexpr int64_t kMostReserved = int64_t{2} << 30;
+
+template <typename T> void make_room(std::vector<T> *list, size_t count) {
+  if (list->capacity() < count) list->reserve(std::max(count, 2 * list->capacity()));
+}
+
 }  // namespace
 
 Cache::Cache(std::vector<CacheLayer> layers, int64_t block_bytes, int64_t limit_bytes)
@@ -26,6 +31,12 @@ int32_t Cache::grow() {
   if (blocks < 1)
     return fail(OUTRIDER_CACHE_FULL, "the cache holds %lld bytes and may not grow beyond %lld",
                 static_cast<long long>(bytes_held_), static_cast<long long>(limit_bytes_));
+  // Room in all lists first: if memory runs out, the cache is as it was, and release() never needs any.
+  const size_t count = data_.size() + static_cast<size_t>(blocks);
+  make_room(&slabs_, slabs_.size() + 1);
+  make_room(&data_, count);
+  make_room(&references_, count);
+  make_room(&free_, count);
   const int64_t bytes = blocks * block_bytes_;
   char *memory = static_cast<char *>(allocate_pages(bytes));
   if (!memory) return fail(OUTRIDER_NO_MEMORY, "no memory for %lld more bytes of cache", static_cast<long long>(bytes));

@@ -13,11 +13,9 @@ namespace outrider {
 // line: a line that two cores write in turn costs as much as a memory access if the cores share no cache.
 class Claims {
  public:
-  void resize(size_t operations, int threads) {
-    threads_ = threads;
-    lines_ = operations / kCounters + 1;
-    counters_ = std::vector<Line>(lines_ * static_cast<size_t>(threads));
-  }
+  Claims() = default;
+  Claims(size_t operations, int threads)
+      : threads_(threads), lines_(operations / kCounters + 1), counters_(lines_ * static_cast<size_t>(threads)) {}
   void clear() {
     for (Line &line : counters_)
       for (std::atomic<int64_t> &taken : line.taken) taken.store(0, std::memory_order_relaxed);

@@ -63,9 +63,10 @@ float *Corrections::vector_of(int32_t token) {
   size_t at = static_cast<size_t>(std::find(tokens_.begin(), tokens_.end(), token) - tokens_.begin());
   if (at == tokens_.size()) {
     if (tokens_.size() < static_cast<size_t>(most_)) {
+      // The vector first: without memory for it the token is not in the list.
+      vectors_.resize((at + 1) * static_cast<size_t>(stride_));
+      changed_at_.resize(at + 1);
       tokens_.push_back(token);
-      changed_at_.push_back(0);
-      vectors_.resize(vectors_.size() + static_cast<size_t>(stride_));
     } else {
       at = static_cast<size_t>(std::min_element(changed_at_.begin(), changed_at_.end()) - changed_at_.begin());
       tokens_[at] = token;

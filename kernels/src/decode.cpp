@@ -130,7 +130,12 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
       const int32_t left = wanted.most[row.feed] - wanted.made[row.feed] - 1;
       guess(&row, static_cast<size_t>(std::max(0, std::min(room - count, left))), guess_records);
       step.add(wanted, row, row.text.data() + row.text.size() - count, count);
+      const size_t longest_text = row.text.size() + 1 + row.guesses.size();
+      if (row.text.capacity() < longest_text) row.text.reserve(2 * longest_text);
     }
+    // After a pass no memory may be missing, or its wrong guesses would stay in the rows.
+    std::vector<ActiveRow> still_going;
+    still_going.reserve(going.size());
     outrider_batch batch = step.batch();
     if (pass == 0) batch.given = wanted.given, batch.states_in = wanted.states_in;
     const auto started = std::chrono::steady_clock::now();
@@ -139,7 +144,6 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
     if (status != OUTRIDER_OK) break;
     wanted.going[pass] = batch.feeds;
     *wanted.passes = pass + 1;
-    std::vector<ActiveRow> still_going;
     double sum = 0.0;
     size_t at = 0;
     for (ActiveRow &row : going) {

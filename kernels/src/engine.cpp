@@ -177,17 +177,25 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
 int32_t Engine::use_threads(int threads, const int32_t *cores) {
   if (threads < 1 || threads > 1024) return fail(OUTRIDER_INVALID, "%d threads", threads);
   auto made = std::make_unique<Pool>(threads, cores, spin_microseconds);
+  // Also for the operation that a shortlist adds.
+  Claims of_threads(kMostParts * (ops.size() + 1), threads);
   samplers.resize(static_cast<size_t>(threads));
-  claims.resize(kMostParts * ops.size(), threads);
+  claims = std::move(of_threads);
   pool = std::move(made);
   return OUTRIDER_OK;
+}
+
+int32_t Engine::check_threads() const {
+  return pool->lost_threads() ? fail(OUTRIDER_INVALID, "this process was forked from the one that has the engine's threads")
+                              : OUTRIDER_OK;
 }
 
 int32_t Engine::reserve(int tokens, int selected, int64_t cache_tokens) {
   if (tokens < 1 || selected < 0 || selected > tokens || cache_tokens < 0)
     return fail(OUTRIDER_INVALID, "memory for passes of %d tokens, %d choices and %lld tokens of cache", tokens, selected,
                 static_cast<long long>(cache_tokens));
-  int32_t status = reserve_scratch(tokens, selected);
+  int32_t status = check_threads();
+  if (status == OUTRIDER_OK) status = reserve_scratch(tokens, selected);
   std::vector<Pages> of_cache;
   if (status == OUTRIDER_OK) status = cache->reserve((cache_tokens + kBlockTokens - 1) / kBlockTokens, &of_cache);
   if (status != OUTRIDER_OK) return status;
@@ -225,6 +233,12 @@ int32_t Engine::correct(int tokens) {
 int32_t Engine::shorten(int tokens) {
   score_all();
   if (tokens == 0) return OUTRIDER_OK;
+  // Room first: if memory runs out, all tokens are scored.
+  ops.reserve(ops.size() + 1);
+  next_linear.reserve(ops.size() + 1);
+  weights.reserve(weights.size() + 3);
+  widths.reserve(widths.size() + 1);
+  buffers.reserve(buffers.size() + 1);
   outrider_op *const op = head();
   if (!op || op->out.width != vocabulary || op->residual.buffer >= 0)
     return fail(OUTRIDER_INVALID, "a shortlist needs a matrix that makes the scores of all tokens");
@@ -232,6 +246,7 @@ int32_t Engine::shorten(int tokens) {
   const int32_t status = made->create(weights[static_cast<size_t>(op->weight)],
                                       op->bias >= 0 ? &weights[static_cast<size_t>(op->bias)] : nullptr, tokens);
   if (status != OUTRIDER_OK) return status;
+  auto scores = std::make_unique<Scratch>();
   const auto number_of = [this](const outrider_weight &weight) {
     weights.push_back(weight);
     return static_cast<int32_t>(weights.size() - 1);
@@ -244,15 +259,20 @@ int32_t Engine::shorten(int tokens) {
   spread.in = {static_cast<int32_t>(widths.size()), 0, tokens};
   spread.out = op->out;
   widths.push_back(tokens);
-  buffers.push_back(std::make_unique<Scratch>());
+  buffers.push_back(std::move(scores));
   op->weight = number_of(made->matrix());
   if (op->bias >= 0) op->bias = number_of(made->bias());
   op->out = spread.in;
   ops.insert(ops.begin() + (op - ops.data()) + 1, spread);
   shortlist = std::move(made);
   plan_linear();
-  claims.resize(kMostParts * ops.size(), pool->threads());
-  const int32_t planned = plan_pairs();
+  int32_t planned = OUTRIDER_OK;
+  try {
+    planned = plan_pairs();
+  } catch (...) {
+    score_all();
+    throw;
+  }
   if (planned != OUTRIDER_OK) score_all();
   return planned;
 }
@@ -268,7 +288,6 @@ void Engine::score_all() {
   ops.erase(ops.begin() + (op - ops.data()) + 1);
   shortlist.reset();
   plan_linear();
-  claims.resize(kMostParts * ops.size(), pool->threads());
 }
 
 void Engine::meet(const int32_t *tokens, int count) {

@@ -142,7 +142,7 @@ struct Engine {
   // Whether `count` weights from `weight` on are matrices in tiles with the same shape and storage.
   bool are_alike(int32_t weight, int32_t count) const;
   int32_t check_choice(const outrider_op &op) const;
-  int32_t check_slice(const outrider_slice &slice, int width, const char *what) const;
+  int32_t check_slice(const outrider_slice &slice, int64_t width, const char *what) const;
   int32_t check_vectors(const outrider_op &op) const;
   int32_t check_convolution(const outrider_op &op) const;
   int32_t plan_cache(int layers, int64_t limit);
@@ -169,10 +169,16 @@ struct Engine {
     return recurrence.empty() ? static_cast<int32_t>(row.history.size()) : row.recurrence.computed();
   }
   int32_t check_row(int row) const;
+  int32_t check_threads() const;
   int32_t check_batch(const outrider_batch &batch, int *tokens, int *selected) const;
   int32_t check_states(const outrider_batch &batch, int feed) const;
   int32_t check_states_of_program();
   int32_t reserve_blocks(const outrider_batch &batch);
+  int32_t reserve_blocks_of(RowState *row, int count);
+  // Takes back what was reserved for a batch that will not run; the rows are then as they were.
+  void give_back(const outrider_batch &batch);
+  // The id of a new row with this state.
+  int32_t add(RowState &&state);
   int32_t reserve_recurrence(const outrider_batch &batch);
   int32_t reserve_scratch(int tokens, int selected);
   float *buffer(const outrider_slice &slice) const {

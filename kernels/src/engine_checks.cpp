@@ -34,12 +34,14 @@ bool are_tokens(const outrider_weight &weight, int count, int vocabulary) {
 
 }  // namespace
 
-int32_t Engine::check_slice(const outrider_slice &slice, int width, const char *what) const {
+int32_t Engine::check_slice(const outrider_slice &slice, int64_t width, const char *what) const {
+  const int64_t end = int64_t{slice.offset} + slice.width;
   if (slice.buffer < 0 || slice.buffer >= static_cast<int>(widths.size()) || slice.offset < 0 || slice.width < 1 ||
-      slice.offset + slice.width > widths[static_cast<size_t>(slice.buffer)])
-    return fail(OUTRIDER_INVALID, "%s: columns %d..%d of buffer %d do not exist", what, slice.offset,
-                slice.offset + slice.width, slice.buffer);
-  if (slice.width != width) return fail(OUTRIDER_INVALID, "%s has %d columns instead of %d", what, slice.width, width);
+      end > widths[static_cast<size_t>(slice.buffer)])
+    return fail(OUTRIDER_INVALID, "%s: columns %d..%lld of buffer %d do not exist", what, slice.offset,
+                static_cast<long long>(end), slice.buffer);
+  if (slice.width != width)
+    return fail(OUTRIDER_INVALID, "%s has %d columns instead of %lld", what, slice.width, static_cast<long long>(width));
   return OUTRIDER_OK;
 }
 
@@ -90,8 +92,8 @@ int32_t Engine::check_experts(const outrider_op &op) const {
   }
   const int64_t in = op.integer ? op.kv_heads * round_up(first.columns, kLanes) : first.columns;
   const int64_t out = op.kv_heads * round_up(first.gated ? first.rows / 2 : first.rows, kLanes);
-  int32_t status = check_slice(op.in, static_cast<int>(in), "experts' input");
-  if (status == OUTRIDER_OK) status = check_slice(op.out, static_cast<int>(out), "experts' output");
+  int32_t status = check_slice(op.in, in, "experts' input");
+  if (status == OUTRIDER_OK) status = check_slice(op.out, out, "experts' output");
   if (status == OUTRIDER_OK &&
       (op.out.offset || op.out.width != out || (op.integer && (op.in.offset || op.in.width != in))))
     status = fail(OUTRIDER_INVALID, "experts' products fill a buffer");
@@ -172,7 +174,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
   const outrider_weight *weight = op.weight >= 0 ? &weights[static_cast<size_t>(op.weight)] : nullptr;
   const outrider_weight *bias = op.bias >= 0 ? &weights[static_cast<size_t>(op.bias)] : nullptr;
   int32_t status = OUTRIDER_OK;
-  const auto check = [&](const outrider_slice &slice, int width, const char *what) {
+  const auto check = [&](const outrider_slice &slice, int64_t width, const char *what) {
     if (status == OUTRIDER_OK) status = check_slice(slice, width, what);
   };
   const auto refuse = [&](bool bad, const char *what) {
@@ -207,7 +209,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       check(op.out, weight->columns, "embedding output");
       break;
     case OUTRIDER_POSITION:
-      refuse(!weight->table || op.integer < 0 || weight->rows < context + op.integer,
+      refuse(!weight->table || op.integer < 0 || weight->rows < int64_t{context} + op.integer,
              "a position embedding needs a table with a row for every position");
       check(op.in, weight->columns, "position input");
       check(op.out, weight->columns, "position output");
@@ -216,9 +218,9 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       refuse(op.heads < 1 || op.head_size < 1, "a norm needs heads and a head size");
       refuse(!is_vector(*weight, op.head_size) || (bias && !is_vector(*bias, op.head_size)),
              "a norm's weights are fp32 vectors");
-      check(op.in, op.heads * op.head_size, "norm input");
-      check(op.out, op.heads * op.head_size, "norm output");
-      if (op.residual.buffer >= 0) check(op.residual, op.heads * op.head_size, "norm residual");
+      check(op.in, int64_t{op.heads} * op.head_size, "norm input");
+      check(op.out, int64_t{op.heads} * op.head_size, "norm output");
+      if (op.residual.buffer >= 0) check(op.residual, int64_t{op.heads} * op.head_size, "norm residual");
       break;
     case OUTRIDER_LINEAR: {
       const int width = weight->gated ? weight->rows / 2 : weight->rows;
@@ -241,7 +243,7 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
              "rope of long rows has frequencies of its own, as many");
       refuse(op.longest > 0 && longest > 0 && op.longest != longest, "rope changes at two lengths of a row");
       if (op.longest > 0) longest = op.longest;
-      check(op.in, op.heads * op.head_size, "rope input");
+      check(op.in, int64_t{op.heads} * op.head_size, "rope input");
       break;
     case OUTRIDER_ATTENTION:
       refuse(op.head_size < 8 || op.head_size % 8, "a head size must be a multiple of 8");
@@ -249,10 +251,10 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       if (status != OUTRIDER_OK) break;
       refuse(op.window == INT32_MIN, "a chunk of more tokens than a row has");
       refuse(op.value.width < 1 || op.value.width % (8 * int64_t{op.kv_heads}), "a value's size must be a multiple of 8");
-      check(op.in, op.heads * op.head_size, "queries");
-      check(op.key, op.kv_heads * op.head_size, "keys");
+      check(op.in, int64_t{op.heads} * op.head_size, "queries");
+      check(op.key, int64_t{op.kv_heads} * op.head_size, "keys");
       check(op.value, op.value.width, "values");
-      check(op.out, op.heads * value_size(op), "attention output");
+      check(op.out, int64_t{op.heads} * value_size(op), "attention output");
       refuse(weight && !is_vector(*weight, op.heads), "sinks are an fp32 vector, one for each head");
       refuse(bias && !is_vector(*bias, op.heads), "slopes are an fp32 vector, one for each head");
       refuse(bias && op.cap > 0.0f, "attention with slopes has no cap of scores");
@@ -271,12 +273,12 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       if (status == OUTRIDER_OK && op.integer > OUTRIDER_SOFTMAX_CHOSEN) status = check_choice(op);
       refuse(bias && !is_vector(*bias, op.heads), "factors of experts are an fp32 vector, one for each expert");
       check(op.in, op.heads, "scores of experts");
-      check(op.out, 2 * op.kv_heads, "experts and weights");
+      check(op.out, int64_t{2} * op.kv_heads, "experts and weights");
       refuse(op.in.buffer == op.out.buffer, "route cannot write into its input's buffer");
       break;
     case OUTRIDER_EXPERTS:
       refuse(op.heads < 1 || op.kv_heads < 1 || op.kv_heads > op.heads, "a token takes some of the experts");
-      check(op.key, 2 * op.kv_heads, "experts and weights");
+      check(op.key, int64_t{2} * op.kv_heads, "experts and weights");
       if (status == OUTRIDER_OK) status = check_experts(op);
       refuse(op.in.buffer == op.out.buffer || op.residual.buffer >= 0,
              "experts have no residual, and an output of their own");
@@ -284,9 +286,10 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
     case OUTRIDER_MIX:
       refuse(op.kv_heads < 1, "mix needs the number of a token's experts");
       refuse(op.integer < 0 || op.integer > 1, "mix weighs products, or does not");
-      check(op.key, 2 * op.kv_heads, "experts and weights");
-      check(op.in, static_cast<int>(op.kv_heads * round_up(op.out.width, kLanes)), "experts' products");
-      refuse(op.in.offset || op.in.width != widths[static_cast<size_t>(op.in.buffer)], "experts' products fill a buffer");
+      check(op.key, int64_t{2} * op.kv_heads, "experts and weights");
+      check(op.in, op.kv_heads * round_up(op.out.width, kLanes), "experts' products");
+      if (status == OUTRIDER_OK)
+        refuse(op.in.offset || op.in.width != widths[static_cast<size_t>(op.in.buffer)], "experts' products fill a buffer");
       check(op.out, op.out.width, "mix output");
       if (op.residual.buffer >= 0) check(op.residual, op.out.width, "mix residual");
       refuse(op.in.buffer == op.out.buffer || op.residual.buffer == op.out.buffer, "mix cannot write into what it reads");
@@ -337,9 +340,9 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
         refuse(!weight || !bias || !is_vector(*weight, numbers * op.heads) || !is_vector(*bias, decays),
                "decays are fp32 vectors, one number a head");
       if (status != OUTRIDER_OK) break;
-      refuse(op.out.width % (op.heads * kLanes), "heads with a state have values of a multiple of 16 columns");
-      check(op.in, op.kv_heads * op.head_size, "queries");
-      check(op.key, op.kv_heads * op.head_size, "keys");
+      refuse(op.out.width % (op.heads * int64_t{kLanes}), "heads with a state have values of a multiple of 16 columns");
+      check(op.in, int64_t{op.kv_heads} * op.head_size, "queries");
+      check(op.key, int64_t{op.kv_heads} * op.head_size, "keys");
       check(op.value, op.out.width, "values");
       check(op.residual,
             scans_by_column(op)        ? op.out.width

@@ -14,18 +14,21 @@ int32_t Engine::check_row(int row) const {
 }
 
 int32_t Engine::open(const outrider_sampling &sampling, int prompt, int32_t *row) {
-  Sampling copy;
-  const int32_t status = copy_sampling(sampling, vocabulary, &copy);
+  RowState state;
+  const int32_t status = copy_sampling(sampling, vocabulary, &state.sampling);
   if (status != OUTRIDER_OK) return status;
+  state.prompt = std::max(prompt, 0);
+  *row = add(std::move(state));
+  return OUTRIDER_OK;
+}
+
+int32_t Engine::add(RowState &&state) {
   size_t index = 0;
   while (index < rows.size() && rows[index].open) ++index;
   if (index == rows.size()) rows.emplace_back();
-  RowState &state = rows[index];
-  state.open = true;
-  state.prompt = std::max(prompt, 0);
-  state.sampling = std::move(copy);
-  *row = static_cast<int32_t>(index);
-  return OUTRIDER_OK;
+  rows[index] = std::move(state);
+  rows[index].open = true;
+  return static_cast<int32_t>(index);
 }
 
 int32_t Engine::fork(int source, int length, const outrider_sampling &sampling, int prompt, int32_t *row) {
@@ -33,20 +36,21 @@ int32_t Engine::fork(int source, int length, const outrider_sampling &sampling, 
   if (status != OUTRIDER_OK) return status;
   const int held = static_cast<int>(rows[static_cast<size_t>(source)].history.size());
   if (length < 0 || length > held) return fail(OUTRIDER_INVALID, "a fork of %d tokens from a row of %d", length, held);
-  status = open(sampling, prompt, row);
+  // The new row is whole before it is added: if memory runs out, there is none.
+  RowState to;
+  status = copy_sampling(sampling, vocabulary, &to.sampling);
   if (status != OUTRIDER_OK) return status;
   const RowState &from = rows[static_cast<size_t>(source)];
-  RowState &to = rows[static_cast<size_t>(*row)];
+  to.prompt = std::max(prompt, 0);
   to.history.assign(from.history.begin(), from.history.begin() + length);
   to.rope = from.rope;
   to.begin = std::min(from.begin, length);
   if (!recurrence.empty()) to.recurrence = from.recurrence.forked(length, recurrence);
-  if (longest > 0 && (from.rope == RowRope::kNone || (from.rope == RowRope::kUsual && length > longest))) {
+  if (longest > 0 && (from.rope == RowRope::kNone || (from.rope == RowRope::kUsual && length > longest)))
     to.rope = RowRope::kNone;  // no keys with the right frequencies: there is nothing to share
-    return OUTRIDER_OK;
-  }
-  to.blocks.assign(from.blocks.begin(), from.blocks.begin() + (cached(to) + kBlockTokens - 1) / kBlockTokens);
-  for (const int block : to.blocks) cache->retain(block);
+  else to.blocks.assign(from.blocks.begin(), from.blocks.begin() + (cached(to) + kBlockTokens - 1) / kBlockTokens);
+  *row = add(std::move(to));
+  for (const int block : rows[static_cast<size_t>(*row)].blocks) cache->retain(block);
   return OUTRIDER_OK;
 }
 
@@ -87,10 +91,16 @@ int32_t Engine::skip(int row, const int32_t *tokens, int count) {
   batch.feeds = 1;
   batch.rows = &id;
   batch.counts = &counts;
+  state.history.reserve(static_cast<size_t>(length));
   status = reserve_blocks(batch);
   if (status != OUTRIDER_OK) return status;
+  try {
+    meet(tokens, count);
+  } catch (...) {
+    give_back(batch);
+    throw;
+  }
   state.history.insert(state.history.end(), tokens, tokens + count);
-  meet(tokens, count);
   state.begin = static_cast<int32_t>(length);
   state.stored_hidden.clear();
   return OUTRIDER_OK;

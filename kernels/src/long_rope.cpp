@@ -266,48 +266,57 @@ int32_t Engine::run_by_length(const outrider_batch &batch) {
     for (size_t i = 0; i < divided.before.size(); ++i) {
       const int32_t id = batch.rows[i], length = divided.before[i];
       RowState &row = rows[static_cast<size_t>(id)];
-      const std::vector<int32_t> held(divided.texts[i].begin(), divided.texts[i].begin() + length);
       if (static_cast<int32_t>(row.history.size()) >= length && !row.blocks.empty()) {
         truncate(id, length);
       } else {
         truncate(id, 0);
-        row.history = held;
+        // It has had as many tokens, so this needs no memory.
+        row.history.assign(divided.texts[i].begin(), divided.texts[i].begin() + length);
         row.rope = RowRope::kNone;
       }
     }
   };
-  for (std::vector<Part> &parts : divided.rounds) {
-    if (&parts == &divided.rounds[1]) {
-      const auto is_idle = [&](const Part &part) { return divided.is_idle(part, longest); };
-      for (const Part &part : parts) {
-        if (!is_idle(part)) continue;
-        divided.write_none(part);
-        // The row's last tokens have no keys. Unless it is truncated to `longest`, it is recomputed when it is fed again.
-        rows[static_cast<size_t>(batch.rows[part.feed])].history = divided.texts[static_cast<size_t>(part.feed)];
+  // OUTRIDER_OK if both rounds ran; a logit that is not finite is in `status`.
+  const auto run_rounds = [&]() -> int32_t {
+    for (std::vector<Part> &parts : divided.rounds) {
+      if (&parts == &divided.rounds[1]) {
+        const auto is_idle = [&](const Part &part) { return divided.is_idle(part, longest); };
+        for (const Part &part : parts) {
+          if (!is_idle(part)) continue;
+          divided.write_none(part);
+          // The row's last tokens have no keys. Unless it is truncated to `longest`, it is recomputed when it is fed again.
+          rows[static_cast<size_t>(batch.rows[part.feed])].history = divided.texts[static_cast<size_t>(part.feed)];
+        }
+        parts.erase(std::remove_if(parts.begin(), parts.end(), is_idle), parts.end());
       }
-      parts.erase(std::remove_if(parts.begin(), parts.end(), is_idle), parts.end());
+      if (parts.empty()) continue;
+      for (const Part &part : parts) {
+        const size_t index = static_cast<size_t>(part.feed);
+        RowState &row = rows[static_cast<size_t>(batch.rows[part.feed])];
+        if (row.rope == part.rope) continue;
+        const int32_t truncated = truncate(batch.rows[part.feed], 0);
+        if (truncated != OUTRIDER_OK) return truncated;
+        row.rope = part.rope;
+        const int32_t ran = read(batch.rows[part.feed], divided.texts[index], divided.before[index]);
+        if (ran != OUTRIDER_OK) return ran;
+      }
+      PassOfParts pass(divided, parts, *this);
+      const int32_t ran = run_pass(pass.structure());
+      if (ran == OUTRIDER_NOT_FINITE) status = ran;
+      else if (ran != OUTRIDER_OK) return ran;
+      pass.copy_outputs();
     }
-    if (parts.empty()) continue;
-    for (const Part &part : parts) {
-      const size_t index = static_cast<size_t>(part.feed);
-      RowState &row = rows[static_cast<size_t>(batch.rows[part.feed])];
-      if (row.rope == part.rope) continue;
-      const int32_t truncated = truncate(batch.rows[part.feed], 0);
-      if (truncated != OUTRIDER_OK) return truncated;
-      row.rope = part.rope;
-      const int32_t ran = read(batch.rows[part.feed], divided.texts[index], divided.before[index]);
-      if (ran != OUTRIDER_OK) return take_back(), ran;
-    }
-    PassOfParts pass(divided, parts, *this);
-    const int32_t ran = run_pass(pass.structure());
-    if (ran == OUTRIDER_NOT_FINITE) {
-      status = ran;
-    } else if (ran != OUTRIDER_OK) {
-      return take_back(), ran;
-    }
-    pass.copy_outputs();
+    return OUTRIDER_OK;
+  };
+  int32_t ran = OUTRIDER_OK;
+  try {
+    ran = run_rounds();
+  } catch (...) {
+    take_back();
+    throw;
   }
-  return status;
+  if (ran != OUTRIDER_OK) take_back();
+  return ran != OUTRIDER_OK ? ran : status;
 }
 
 }  // namespace outrider

@@ -22,8 +22,8 @@ void Pass::plan() {
   for (int i = 0; i < batch.feeds; ++i) {
     RowState &row = engine.rows[static_cast<size_t>(batch.rows[i])];
     if (engine.corrections && row.kept.empty() && batch.choose[i]) {
-      row.kept.resize(kKeptChoices);
       row.kept_states.resize(static_cast<size_t>(kKeptChoices * engine.corrections->width()));
+      row.kept.resize(kKeptChoices);
     }
     FeedState feed;
     feed.row = batch.rows[i];
@@ -78,6 +78,9 @@ void Pass::plan() {
     logprobs_at.push_back(branch_logprobs[b]);
   }
   last_position = *std::max_element(position.begin(), position.end());
+  // Room for what is written during and after the pass.
+  engine.choosings.reserve(static_cast<size_t>(choices));
+  parts.reserve(kMostParts);
   parts = {{0, 0, batch.feeds, {0, tokens}, {0, static_cast<int>(selected.size())}}};
 }
 
@@ -476,7 +479,8 @@ int32_t Engine::rank(int choice, const uint32_t *mask, int mask_words, int count
 
 int32_t Engine::run_pass(const outrider_batch &batch) {
   int tokens = 0, selected = 0;
-  int32_t status = check_batch(batch, &tokens, &selected);
+  int32_t status = check_threads();
+  if (status == OUTRIDER_OK) status = check_batch(batch, &tokens, &selected);
   if (status != OUTRIDER_OK || tokens == 0) return status;
   status = reserve_scratch(tokens, selected);
   if (status == OUTRIDER_OK) status = reserve_blocks(batch);
@@ -484,16 +488,21 @@ int32_t Engine::run_pass(const outrider_batch &batch) {
   if (status != OUTRIDER_OK) return status;
   // Everything that allocates memory, except the choices, comes before the rows' histories get these tokens: if memory runs out, rows are
   // unchanged.
-  int fed = 0;
-  for (int i = 0; i < batch.feeds; fed += batch.counts[i], ++i) {
-    std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
-    const size_t length = history.size() + static_cast<size_t>(batch.counts[i]);
-    if (history.capacity() < length) history.reserve(std::max(length, 2 * history.capacity()));
-  }
-  meet(batch.tokens, fed);
   Pass pass(*this, batch);
-  pass.plan();
-  pass.reserve_for_threads();
+  try {
+    int fed = 0;
+    for (int i = 0; i < batch.feeds; fed += batch.counts[i], ++i) {
+      std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
+      const size_t length = history.size() + static_cast<size_t>(batch.counts[i]);
+      if (history.capacity() < length) history.reserve(std::max(length, 2 * history.capacity()));
+    }
+    meet(batch.tokens, fed);
+    pass.plan();
+    pass.reserve_for_threads();
+  } catch (...) {
+    give_back(batch);
+    throw;
+  }
   const int32_t *next = batch.tokens;
   for (int i = 0; i < batch.feeds; next += batch.counts[i], ++i) {
     std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;

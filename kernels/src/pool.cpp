@@ -8,9 +8,9 @@
 
 #include <chrono>
 #include <climits>
+#include <exception>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 
 namespace outrider {
 namespace {
@@ -41,11 +41,12 @@ Pool::Pool(int threads, const int32_t *cores, int spin_microseconds)
     : threads_(threads),
       spin_(spin_microseconds < 0 ? 50 : spin_microseconds),
       cores_(cores ? std::vector<int32_t>(cores, cores + threads) : std::vector<int32_t>()),
-      number_(++pools_so_far) {
+      number_(++pools_so_far),
+      process_(getpid()) {
   workers_.reserve(static_cast<size_t>(threads));
   try {
     for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
-  } catch (const std::system_error &error) {
+  } catch (const std::exception &error) {
     // The threads that were started wait at the barrier: it is passed on behalf of the missing ones, and they end.
     const int begun = static_cast<int>(workers_.size()) + 1;
     stopping_ = true;
@@ -57,7 +58,14 @@ Pool::Pool(int threads, const int32_t *cores, int spin_microseconds)
   }
 }
 
+bool Pool::lost_threads() const { return threads_ > 1 && getpid() != process_; }
+
 Pool::~Pool() {
+  if (lost_threads()) {
+    // There is nothing to wait for; and what cannot be joined may not be destroyed.
+    new std::vector<std::thread>(std::move(workers_));
+    return;
+  }
   stopping_ = true;
   meet(0);
   for (std::thread &worker : workers_) worker.join();

@@ -22,6 +22,8 @@ class Pool {
   Pool &operator=(const Pool &) = delete;
 
   int threads() const { return threads_; }
+  // Whether this process is a fork of the one whose threads these are: a fork has only the thread that called it.
+  bool lost_threads() const;
   // Runs job(thread) on every thread and returns when all are done.
   void run(const std::function<void(int)> &job);
   // A barrier for all threads of the running job.
@@ -39,6 +41,7 @@ class Pool {
   const std::vector<int32_t> cores_;
   // Unique within the process, so that a thread can tell whether it called this pool last (and is pinned to its core).
   const uint64_t number_;
+  const int32_t process_;
   const std::function<void(int)> *job_ = nullptr;
   bool stopping_ = false;
   alignas(64) std::atomic<int32_t> arrived_{0};

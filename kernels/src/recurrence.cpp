@@ -130,8 +130,7 @@ int32_t Engine::reserve_recurrence(const outrider_batch &batch) {
     try {
       row.recurrence.make_room(recurrence, batch.counts[i], batch.choose[i], stepping ? kTakenBack : recurrence.taken_back);
     } catch (const std::bad_alloc &) {
-      for (int j = 0; j < batch.feeds; ++j)
-        truncate(batch.rows[j], static_cast<int>(rows[static_cast<size_t>(batch.rows[j])].history.size()));
+      give_back(batch);
       return fail(OUTRIDER_NO_MEMORY, "no memory for the recurrent state of row %d", batch.rows[i]);
     }
   }
@@ -153,13 +152,13 @@ int32_t Engine::run_with_lacking(const outrider_batch &batch) {
   int32_t status = check_batch(batch, &tokens, &selected);
   if (status != OUTRIDER_OK) return status;
   std::vector<std::vector<int32_t>> lacking(static_cast<size_t>(batch.feeds));
-  std::vector<int32_t> counts, fed, after;
+  std::vector<int32_t> computed, counts, fed, after;
   int64_t token = 0, branch = 0;
   for (int i = 0; i < batch.feeds; ++i) {
-    RowState &row = rows[static_cast<size_t>(batch.rows[i])];
+    const RowState &row = rows[static_cast<size_t>(batch.rows[i])];
     std::vector<int32_t> &lacks = lacking[static_cast<size_t>(i)];
-    lacks.assign(row.history.begin() + row.recurrence.computed(), row.history.end());
-    row.history.resize(static_cast<size_t>(row.recurrence.computed()));
+    computed.push_back(row.recurrence.computed());
+    lacks.assign(row.history.begin() + computed.back(), row.history.end());
     fed.insert(fed.end(), lacks.begin(), lacks.end());
     fed.insert(fed.end(), batch.tokens + token, batch.tokens + token + batch.counts[i]);
     token += batch.counts[i];
@@ -171,12 +170,24 @@ int32_t Engine::run_with_lacking(const outrider_batch &batch) {
   whole.counts = counts.data();
   whole.tokens = fed.data();
   whole.branch_after = after.data();
-  status = run_pass(whole);
-  if (status == OUTRIDER_OK || status == OUTRIDER_NOT_FINITE) return status;
-  for (int i = 0; i < batch.feeds; ++i) {
-    std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
-    history.insert(history.end(), lacking[static_cast<size_t>(i)].begin(), lacking[static_cast<size_t>(i)].end());
+  for (int i = 0; i < batch.feeds; ++i)
+    rows[static_cast<size_t>(batch.rows[i])].history.resize(static_cast<size_t>(computed[static_cast<size_t>(i)]));
+  // Rows that were not fed get back what they had, for which their histories still have room.
+  const auto restore = [&] {
+    for (int i = 0; i < batch.feeds; ++i) {
+      const std::vector<int32_t> &lacks = lacking[static_cast<size_t>(i)];
+      std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;
+      if (static_cast<int32_t>(history.size()) == computed[static_cast<size_t>(i)])
+        history.insert(history.end(), lacks.begin(), lacks.end());
+    }
+  };
+  try {
+    status = run_pass(whole);
+  } catch (...) {
+    restore();
+    throw;
   }
+  restore();
   return status;
 }
 

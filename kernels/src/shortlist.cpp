@@ -71,6 +71,7 @@ void Shortlist::make_latest(int32_t place) {
 
 std::vector<int32_t> Shortlist::meet(const int32_t *tokens, int count) {
   std::vector<int32_t> changed;
+  changed.reserve(static_cast<size_t>(count));  // if there is no memory for it, nothing has changed
   for (int i = 0; i < count; ++i) {
     const int32_t token = tokens[i];
     int32_t place = places_[static_cast<size_t>(token)];

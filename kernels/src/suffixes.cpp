@@ -195,13 +195,19 @@ int32_t Suffixes::advance(const outrider_suffix_rows &rows) {
     if (rows.most[i] > rows.stride)
       return fail(OUTRIDER_INVALID, "%d candidates wanted, there is room for %d", rows.most[i], rows.stride);
   }
-  for (int32_t i = 0; i < rows.count; tokens += rows.gained[i], ++i)
-    take_in(&rows_[rows.keys[i]], tokens, rows.gained[i], rows.prompts[i]);
-  // After all rows have been taken in, so that a row can match what the others have just gained.
-  for (int32_t i = 0; i < rows.count; ++i) {
-    const int64_t at = static_cast<int64_t>(i) * rows.stride;
-    rows.made[i] = propose(&rows_[rows.keys[i]], rows.most[i], rows.least_reach, rows.candidates + at, rows.reaches + at,
-                           rows.from_others + at);
+  try {
+    for (int32_t i = 0; i < rows.count; tokens += rows.gained[i], ++i)
+      take_in(&rows_[rows.keys[i]], tokens, rows.gained[i], rows.prompts[i]);
+    // After all rows have been taken in, so that a row can match what the others have just gained.
+    for (int32_t i = 0; i < rows.count; ++i) {
+      const int64_t at = static_cast<int64_t>(i) * rows.stride;
+      rows.made[i] = propose(&rows_[rows.keys[i]], rows.most[i], rows.least_reach, rows.candidates + at, rows.reaches + at,
+                             rows.from_others + at);
+    }
+  } catch (...) {
+    // Without memory a text may have been indexed by half: these rows begin anew, with what they gain next.
+    for (int32_t i = 0; i < rows.count; ++i) rows_.erase(rows.keys[i]);
+    throw;
   }
   return OUTRIDER_OK;
 }
@@ -209,8 +215,10 @@ int32_t Suffixes::advance(const outrider_suffix_rows &rows) {
 void Suffixes::end(int64_t key, const int32_t *tokens, int32_t count) {
   const auto found = rows_.find(key);
   if (found == rows_.end()) return;
-  take_in(&found->second, tokens, count, 0);
+  // Whatever happens, the row is at its end.
+  Row row = std::move(found->second);
   rows_.erase(found);
+  take_in(&row, tokens, count, 0);
 }
 
 void Suffixes::learn(const int32_t *tokens, int32_t count) {
