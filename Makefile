@@ -91,10 +91,12 @@ emulate: $(VENV)/testable ## the tests of the kernels with AVX-512 and AMX emula
 sanitize-threads: $(VENV)/testable ## those that use several threads, with the thread sanitizer (minutes on a quiet machine)
 	cmake -S . -B build/sanitize-threads -DOUTRIDER_SANITIZE=thread -DCMAKE_BUILD_TYPE=None
 	cmake --build build/sanitize-threads --parallel 2
-	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1 OPENBLAS_NUM_THREADS=1 \
+	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS="halt_on_error=1 die_after_fork=0" OPENBLAS_NUM_THREADS=1 \
 	  OUTRIDER_LIBRARY=$(CURDIR)/build/sanitize-threads/kernels/liboutrider_kernels.so \
 	  $(BIN)/python -m pytest -q -x tests/kernels/test_kernels_cache.py tests/kernels/test_kernels_forward.py \
-	    tests/kernels/test_kernels_halves.py -k "threads or branch or fork or pieces or (whole_passes and (paired or many or long))"
+	    tests/kernels/test_kernels_halves.py tests/kernels/test_kernels_misuse.py tests/kernels/test_kernels_recurrence.py \
+	    tests/kernels/test_kernels_sampler.py tests/kernels/test_kernels_shortlist.py \
+	    -k "thread or branch or fork or pieces or walks or masks or (whole_passes and (paired or many or long))"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -66,8 +66,8 @@ def forward(engine: NativeModel, rows: list[int], counts: tuple[int, int] = (70,
     return [(out.tokens, out.runners_up, out.margins, out.logits.tobytes(), out.logprobs) for out in outputs]
 
 
-def decode(engine: NativeModel, rows: list[int]) -> Any:
-    feeds = [NativeDecodeFeed(row, text(2, row) * 3, most=6) for row in rows]
+def decode(engine: NativeModel, rows: list[int], most: int = 4) -> Any:
+    feeds = [NativeDecodeFeed(row, text(2, row) * 3, most) for row in rows]
     return engine.decode(feeds, NativeStopRule(), guess_room=8)[0]
 
 
@@ -128,7 +128,7 @@ CASES = {
     "by column cut back": Case(forward, BY_COLUMN, cut=60),
     "decode": Case(decode),
     "decode delta": Case(decode, DELTA),
-    "decode long rope": Case(decode, LONG, held=12),
+    "decode long rope": Case(lambda engine, rows: decode(engine, rows, 3), LONG, held=12),
     "skip": Case(skip),
     "fork": Case(fork),
     "fork delta": Case(fork, DELTA, cut=20),
