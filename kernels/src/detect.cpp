@@ -29,10 +29,15 @@ bool tiles_granted() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+// In a virtual machine each CPUID is an exit to its host, so none is asked for twice.
+
 // F16C, by CPUID: __builtin_cpu_supports does not know its name before GCC 11.
 bool has_half_conversion() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
+  }();
+  return has;
 }
 
 [[maybe_unused]] bool has_amx() {
@@ -47,9 +52,12 @@ bool has_half_conversion() {
 constexpr unsigned kZen4 = 25, kZen5 = 26;
 
 unsigned amd_family() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
-  return (a >> 8 & 15) + (a >> 20 & 255);
+  static const unsigned family = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return 0u;
+    return (a >> 8 & 15) + (a >> 20 & 255);
+  }();
+  return family;
 }
 
 bool adds_beside_products() { return amd_family() == kZen4 || amd_family() == kZen5; }
