@@ -10,6 +10,7 @@ output. The command, the journal, the admission, the driver and the results are 
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import json
 import os
@@ -37,7 +38,7 @@ from outrider.runner.options import job as config
 from outrider.runner.planning.placement import PlannedActor
 from outrider.runner.planning.replica_plan import ActorPlan, ReplicaPlan
 from outrider.runner.report import page as report_page
-from outrider.runner.report import report
+from outrider.runner.report import render, report
 from outrider.workers.machine.pinning import Launch
 from outrider.workers.messages import ActorPlacement, ModelSpec, ReplicaSpec, Row
 from outrider.workers.models.model_info import ModelInfo
@@ -202,6 +203,12 @@ def run_in_fork(asked: dict[str, Any], faults: ctypes.CDLL) -> dict[str, Any]:
 
 def main() -> None:
     faults = ctypes.CDLL(None)
+    # What each fork would do again: compile the report's templates, and copy the pages of all that is imported, since its
+    # garbage collector writes to them.
+    environment = render.environment()
+    for template in environment.list_templates():
+        environment.get_template(template)
+    gc.freeze()
     for line in sys.stdin:
         print(json.dumps(run_in_fork(json.loads(line), faults)), flush=True)
 
