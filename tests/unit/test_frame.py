@@ -342,26 +342,28 @@ def test_the_header_and_the_binding_agree() -> None:
     assert f"#define OUTRIDER_ABI {library.ABI_VERSION}\n" in header
 
 
-def units_built_here() -> Path | None:
-    """Where this checkout's own build has the objects of the instruction sets' units, if it is newer than their sources."""
+def objects_built_here() -> Path | None:
+    """Where this checkout's own build has the objects of the kernels, if they are newer than all their sources."""
     newest = max(path.stat().st_mtime for path in (ROOT / "kernels").rglob("*") if path.is_file())
-    names = {f"{path.name}.o" for path in (ROOT / "kernels" / "src" / "units").glob("*.cpp")}
-    for folder in ROOT.glob("build/py3-none-*/kernels/CMakeFiles/outrider_kernels.dir/src/units"):
-        objects = list(folder.glob("*.o"))
-        if {path.name for path in objects} == names and min(path.stat().st_mtime for path in objects) > newest:
+    sources = ROOT / "kernels" / "src"
+    names = {f"{path.relative_to(sources)}.o" for path in sources.rglob("*.cpp")}
+    for folder in ROOT.glob("build/py3-none-*/kernels/CMakeFiles/outrider_kernels.dir/src"):
+        objects = list(folder.rglob("*.o"))
+        there = {str(path.relative_to(folder)) for path in objects}
+        if there == names and min(path.stat().st_mtime for path in objects) > newest:
             return folder
     return None
 
 
 def quick_compiler(folder: Path) -> Path:
-    """What CMake is to start its compiler with: no test asks how fast the wheel is, so nothing is optimised, and the units,
-    which would take more than a minute all the same, are those that were built here of the same sources."""
+    """What CMake is to start its compiler with: no test asks how fast the wheel is, so nothing is optimised, and objects
+    are those that were built here of the same sources. One is compiled all the same: the sdist's CMake lists can do it."""
     launcher = folder / "quick_compiler"
     launcher.write_text(
         "#!/bin/sh\n"
-        f"built='{units_built_here() or ''}'\n"
-        'for word; do case "$word" in */src/units/*.cpp.o) unit=$word ;; esac; done\n'
-        'if [ -n "$built" ] && [ -n "$unit" ]; then exec cp "$built/${unit##*/}" "$unit"; fi\n'
+        f"built='{objects_built_here() or ''}'\n"
+        'for word; do case "$word" in */src/api.cpp.o) ;; */src/*.cpp.o) object=$word ;; esac; done\n'
+        'if [ -n "$built" ] && [ -n "$object" ]; then exec cp "$built/${object##*/src/}" "$object"; fi\n'
         'exec "$@" -O0\n'
     )
     launcher.chmod(0o755)
