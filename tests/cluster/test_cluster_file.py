@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from built_once import CliRunner
 
 from outrider.runner.cli.main import app
 from outrider.workers.machine.private_folder import SOCKET_PATH_BYTES

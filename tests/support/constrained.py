@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+from llguidance import LLTokenizer
 
 from outrider.workers.build import Draft, build_draft
 from outrider.workers.constraints.grammars import grammar_of
@@ -40,9 +43,22 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 }
 
 
+class OfOneForm(Tokenizer):
+    """Has one form for each vocabulary and end, since compiled grammars change nothing of it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._forms: dict[tuple[int, int], LLTokenizer] = {}
+
+    def for_grammars(self, vocabulary: int, end: int) -> LLTokenizer:
+        if (vocabulary, end) not in self._forms:
+            self._forms[vocabulary, end] = super().for_grammars(vocabulary, end)
+        return self._forms[vocabulary, end]
+
+
 @cache
 def tokenizer() -> Tokenizer:
-    return Tokenizer(find("pocket"))
+    return OfOneForm(find("pocket"))
 
 
 @cache

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import uvicorn
 
 from outrider.runner.job.directory import JOURNAL, job_lock
@@ -30,6 +29,9 @@ from outrider.runner.serve.single_rows import StreamedText, failure_of
 from outrider.runner.serve.store import Store
 from outrider.runner.serve.uploads import sweep
 from outrider.workers.messages import RowResult
+
+if TYPE_CHECKING:
+    import openai
 
 KEY = "sk-test"
 MODELS = ("small", "large")
@@ -231,6 +233,8 @@ class FakeServer:
 
     @contextmanager
     def client(self, key: str = KEY) -> Iterator[openai.OpenAI]:
+        import openai  # takes most of a second, and most files of tests ask without it
+
         # Without TLS the client does not read the list of certificates, which takes 20 ms.
         plain = openai.DefaultHttpxClient(verify=False)
         with (

@@ -14,9 +14,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from built_once import CliRunner
 from fakes import END, FakeEngine, Nonsense, hashed
 from test_verifier import finish, verifier
-from typer.testing import CliRunner
 
 from outrider.runner import continued
 from outrider.runner import run_job as running

@@ -20,11 +20,11 @@ from typing import Any
 import pyarrow
 import pytest
 import zstandard
+from built_once import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 from test_admission import MODEL_INFO, FakeTokenizerProcess
-from typer.testing import CliRunner
 
 import outrider
 from examples import examples

@@ -672,9 +672,10 @@ def test_texts_and_expressions_of_a_grammar_may_hold_any_word(grammar: str) -> N
 
 
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer(), "_coder", SimpleNamespace(fast=None))
+    other = Tokenizer(find("pocket"))
+    monkeypatch.setattr(other, "_coder", SimpleNamespace(fast=None))
     with pytest.raises(BadConstraint, match=r"no tokenizer\.json"):
-        tokenizer().for_grammars(4096, END)
+        other.for_grammars(4096, END)
 
 
 def test_the_tokenizer_process_compiles_and_says_what_cannot_be() -> None:

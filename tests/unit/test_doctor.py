@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from built_once import CliRunner
 from sysfs_trees import accelerator, build, write
 from test_model_choice import DRAFT, Willing
-from typer.testing import CliRunner
 
 from outrider.runner.cli.main import app
 from outrider.runner.hosts import doctor

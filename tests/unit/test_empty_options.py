@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from built_once import CliRunner
 
 from outrider.runner.cli.main import app
 from outrider.runner.options.job import build_spec

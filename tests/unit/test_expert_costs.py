@@ -35,7 +35,8 @@ def drawn(shares: Sequence[int], common: float, chance: random.Random) -> int:
             taken: list[int] = []
             for _ in range(share):
                 kept = [expert for expert in taken if chance.random() < common]
-                others = [expert for expert in range(router.experts) if expert not in kept]
+                known = set(kept)
+                others = [expert for expert in range(router.experts) if expert not in known]
                 taken = kept + chance.sample(others, router.chosen - len(kept))
                 found.update(taken)
         needed += len(found)

@@ -12,8 +12,8 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 import torch
+from built_once import CliRunner
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from outrider.runner.cli.main import app
 from outrider.workers.models.formats.other_names import OTHER_HEADS

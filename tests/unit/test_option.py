@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
+from built_once import CliRunner
 from pydantic import Field
-from typer.testing import CliRunner
 
 from outrider.runner.cli.arguments import MOST_CHOICES
 from outrider.runner.cli.main import app

@@ -13,9 +13,10 @@ from unittest import mock
 
 import huggingface_hub
 import pytest
+from built_once import CliRunner
 from huggingface_hub import constants
 from native_models import save_tiny
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from outrider.runner.cli.main import app
 from outrider.runner.job import tokenizer_process

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from built_once import CliRunner
 from command_line import outrider
 from gguf_models import mostly, write_gguf
 from imports import reached
@@ -31,7 +32,6 @@ from safetensors.torch import load_file, save_file
 from tiny_models import OF_SEVERAL_KINDS, TINY, saved_tensors, tiny_config, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from outrider.kernels.program import Format, Kind, Program
 from outrider.runner.cli.main import app

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from built_once import CliRunner
 
 from outrider.runner.cli.main import app
 from outrider.runner.job.directory import job_lock

@@ -10,10 +10,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from built_once import CliRunner
 from small_job import FakeTokenizerProcess
 from test_admission import MODEL_INFO
 from test_carried_columns import admitted, answer
-from typer.testing import CliRunner
 
 import outrider
 from outrider.runner import run_job

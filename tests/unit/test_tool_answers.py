@@ -281,9 +281,10 @@ def test_a_free_answer_is_held_to_strict_schemas_where_it_calls(folder: Path, fa
     row = stored(model_info, tools=[STRICT, NOW])
     end = model_info.end_tokens[0]
     words = tokenizer(model_info.path)
+    for_grammars = words.for_grammars(VOCABULARY, end)
 
     def fits(answer: str) -> bool:
-        grammars = Grammars(lambda: words.for_grammars(VOCABULARY, end), VOCABULARY)
+        grammars = Grammars(lambda: for_grammars, VOCABULARY)
         matching = grammars.matching(row.request["grammar"], [end])
         return all(map(matching.take, [*words.encode_rendered(answer), end]))
 
@@ -311,11 +312,12 @@ def test_a_free_answer_is_held_to_strict_schemas_where_it_calls(folder: Path, fa
 def test_thoughts_come_first(folder: Path) -> None:
     model_info = made(folder, "thinking")
     words, end = tokenizer(model_info.path), model_info.end_tokens[0]
+    for_grammars = words.for_grammars(VOCABULARY, end)
     call = TEXTS["qwen"].removeprefix("Hm.\n").format("weather", '{"city": "Oslo", "days": 2}')
 
     def fits(answer: str, **body: Any) -> bool:
         row = stored(model_info, tools=[STRICT], **body)
-        grammars = Grammars(lambda: words.for_grammars(VOCABULARY, end), VOCABULARY)
+        grammars = Grammars(lambda: for_grammars, VOCABULARY)
         return all(map(grammars.matching(row.request["grammar"], [end]).take, [*words.encode_rendered(answer), end]))
 
     begun: dict[str, Any] = {"chat_template_kwargs": {"always": True}}
