@@ -30,8 +30,7 @@ def of_ray(*names: str) -> tuple[str, ...]:
 
 # Tests of jobs that run in the stream of hosts, which has time for them.
 BESIDE_HOSTS = of_ray("embedded_ray", "python_interface")
-# Half of the other jobs, by the Rays that they start; they follow the hosts. A new file is of the first stream until it
-# stands here.
+# A third of the other jobs, which follow the rest of them. Hosts take as long as all others.
 SERVERS = of_ray(
     *("serve", "tables_end_to_end", "tools_end_to_end", "inputs_end_to_end", "hostile_models_end_to_end"),
     *("second_user", "metrics_port"),
@@ -64,7 +63,7 @@ class Tests:
         cache, places, options = logs / f"cache-{self.name}", self.places, ["-m", self.marks, "--durations=30"]
         if self.parallel and not again:
             # No more processes than cores, since two other streams run at the same time.
-            processes = ["--processes", str(min(len(os.sched_getaffinity(0)), 8))]
+            processes = ["--processes", str(min(len(os.sched_getaffinity(0)), 8)), "--in-memory"]
             return [self.python, "tools/parallel_tests.py", *processes, "--cache", str(cache), *places, "--", *options]
         failed = ["--last-failed", "--last-failed-no-failures", "none"] if again else []
         return [self.python, "-m", "pytest", "-q", "-o", f"cache_dir={cache}", *options, *failed, *places]
@@ -85,14 +84,12 @@ STREAMS = (
                 "jobs", NEWEST, "slow and ray", ("tests/ray", *(f"--ignore={file}" for file in (*BESIDE_HOSTS, *SERVERS)))
             ),
             Tests("jobs-oldest-ray", OLDEST, "oldest_ray", ("tests/ray",)),
+            Tests("servers", NEWEST, "slow and ray", SERVERS),
         ),
         APART,
     ),
     Stream(
-        (
-            Tests("hosts", NEWEST, "slow and (ray or cluster)", ("tests/cluster", *BESIDE_HOSTS, *UNIT_WITH_RAY)),
-            Tests("servers", NEWEST, "slow and ray", SERVERS),
-        ),
+        (Tests("hosts", NEWEST, "slow and (ray or cluster)", ("tests/cluster", *BESIDE_HOSTS, *UNIT_WITH_RAY)),),
         APART,
     ),
     Stream(
