@@ -16,6 +16,8 @@ class Series:
         self.columns = tuple(columns)
         self.interval = interval
         self.points: list[list[float]] = []
+        # The first points as `record` has them: a job's statistics are recorded all the time, and most points never change.
+        self._recorded: list[list[float]] = []
         self._most = most
 
     def add(self, began: float, ended: float, amounts: Sequence[float]) -> None:
@@ -24,6 +26,7 @@ class Series:
         while ended >= self.interval * self._most:
             self._double()
         first, last = int(began / self.interval), int(ended / self.interval)
+        del self._recorded[first:]
         while len(self.points) <= last:
             self.points.append([0.0] * len(self.columns))
         for index in range(first, last + 1):
@@ -35,6 +38,7 @@ class Series:
 
     def _double(self) -> None:
         self.interval *= 2
+        self._recorded.clear()
         if len(self.points) % 2:
             self.points.append([0.0] * len(self.columns))
         self.points = [
@@ -43,8 +47,8 @@ class Series:
         ]
 
     def record(self) -> dict[str, Any]:
-        points = [[round(value, 3) for value in point] for point in self.points]
-        return {"interval": self.interval, "columns": list(self.columns), "points": points}
+        self._recorded += [[round(value, 3) for value in point] for point in self.points[len(self._recorded) :]]
+        return {"interval": self.interval, "columns": list(self.columns), "points": self._recorded[:]}
 
     @classmethod
     def restored(cls, columns: Sequence[str], record: dict[str, Any], most: int = MOST_POINTS) -> Series:

@@ -97,7 +97,7 @@ class VirtualRay:
     def wait(self, futures: Sequence[Future], num_returns: int, timeout: float) -> tuple[list[Future], list[Future]]:
         self.step()
         assert 1 <= num_returns <= len(futures) == len(set(futures))
-        self.sleep(timeout, lambda: sum(future.ready for future in futures) >= num_returns)
+        self.sleep(timeout, lambda: [future.ready for future in futures].count(True) >= num_returns)
         ready = [future for future in futures if future.ready][:num_returns]
         return ready, [future for future in futures if future not in ready]
 

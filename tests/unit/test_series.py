@@ -32,6 +32,8 @@ def test_nothing_is_lost_and_the_number_of_points_is_bounded(happenings: list[tu
     series = Series(("tokens",), most=10, interval=0.25)
     for began, took, amount in happenings:
         series.add(began, began + took, (amount,))
+        # What one record has is taken into the next as far as it has not changed.
+        assert series.record()["points"] == [[round(value, 3) for value in point] for point in series.points]
     assert len(series.points) <= 10
     assert sum(point[0] for point in series.points) == pytest.approx(sum(amount for _, _, amount in happenings), abs=1e-6)
 
