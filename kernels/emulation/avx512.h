@@ -196,11 +196,8 @@ OUTRIDER_CALLED __m512i srai_epi16(__m512i x, unsigned by) {
   return each<int16_t>([&](int i) { return a.of[i] >> (by > 15 ? 15 : by); });
 }
 OUTRIDER_SHIFT(srli_epi64, Longs, >>)
-OUTRIDER_CALLED int reduce_add_epi32(__m512i x) {
-  uint32_t sum = 0;
-  for (const uint32_t value : lanes<uint32_t>(x).of) sum += value;
-  return static_cast<int>(sum);
-}
+OUTRIDER_INLINE __m256i castsi512_si256(__m512i a) { return half<__m256i>(a, 0); }
+template <int WHICH> OUTRIDER_CALLED __m256i extracti64x4_epi64(__m512i a) { return half<__m256i>(a, WHICH); }
 OUTRIDER_CALLED __mmask16 cmpeq_epi32_mask(__m512i first, __m512i second) {
   const auto a = lanes<uint32_t>(first), b = lanes<uint32_t>(second);
   unsigned out = 0;
@@ -365,6 +362,7 @@ OUTRIDER_CALLED __m512bh cvtne2ps_pbh(__m512 upper, __m512 lower) {
 // GCC's headers, without optimisation, have these as macros.
 #undef _mm512_cmp_ps_mask
 #undef _mm512_extractf32x8_ps
+#undef _mm512_extracti64x4_epi64
 #undef _mm512_mask_shuffle_epi32
 #undef _mm512_set4_epi32
 #undef _mm512_set_epi32
@@ -386,6 +384,7 @@ OUTRIDER_CALLED __m512bh cvtne2ps_pbh(__m512 upper, __m512 lower) {
 #define _mm512_castps_si512 outrider_emulated::castps_si512
 #define _mm512_castsi128_si512 outrider_emulated::castsi128_si512
 #define _mm512_castsi512_ps outrider_emulated::castsi512_ps
+#define _mm512_castsi512_si256 outrider_emulated::castsi512_si256
 #define _mm512_cmp_ps_mask(A, B, HOW) outrider_emulated::cmp_ps_mask<HOW>(A, B)
 #define _mm512_cmpeq_epi32_mask outrider_emulated::cmpeq_epi32_mask
 #define _mm512_cvtepi32_epi16 outrider_emulated::cvtepi32_epi16
@@ -401,6 +400,7 @@ OUTRIDER_CALLED __m512bh cvtne2ps_pbh(__m512 upper, __m512 lower) {
 #define _mm512_dpbusd_epi32 outrider_emulated::dpbusd_epi32
 #define _mm512_dpwssd_epi32 outrider_emulated::dpwssd_epi32
 #define _mm512_extractf32x8_ps(A, WHICH) outrider_emulated::extractf32x8_ps<WHICH>(A)
+#define _mm512_extracti64x4_epi64(A, WHICH) outrider_emulated::extracti64x4_epi64<WHICH>(A)
 #define _mm512_fmadd_ps outrider_emulated::fmadd_ps
 #define _mm512_fnmadd_ps outrider_emulated::fnmadd_ps
 #define _mm512_loadu_ps outrider_emulated::loadu_ps
@@ -424,7 +424,6 @@ OUTRIDER_CALLED __m512bh cvtne2ps_pbh(__m512 upper, __m512 lower) {
 #define _mm512_permutex2var_epi8 outrider_emulated::permutex2var_epi8
 #define _mm512_permutexvar_epi16 outrider_emulated::permutexvar_epi16
 #define _mm512_permutexvar_epi32 outrider_emulated::permutexvar_epi32
-#define _mm512_reduce_add_epi32 outrider_emulated::reduce_add_epi32
 #define _mm512_set1_epi16 outrider_emulated::set1_epi16
 #define _mm512_set1_epi32 outrider_emulated::set1_epi32
 #define _mm512_set1_epi8 outrider_emulated::set1_epi8

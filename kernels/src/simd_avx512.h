@@ -116,7 +116,13 @@ inline float fold_max(F x) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
-inline int32_t fold_add_i(I x) { return _mm512_reduce_add_epi32(x); }
+// Not _mm512_reduce_add_epi32: in GCC's headers sums beyond 32 bits, as of NaNs converted to integers, are undefined.
+inline int32_t fold_add_i(I x) {
+  const __m256i eight = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
 // The sums of the quarters of x[0], x[1], x[2] and x[3], in this order.
 inline I fold_quarters(const I *x) {
   const auto halves = [](I a, I b) { return add_i(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xEE)); };
