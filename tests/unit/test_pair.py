@@ -79,7 +79,7 @@ def test_who_is_late_is_named(monkeypatch: pytest.MonkeyPatch, up: list[str], la
 def test_a_pair_whose_ray_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, [])
     with (
-        pytest.raises(JobError, match="the raylet was killed; what was measured"),
+        pytest.raises(JobError, match="the raylet was killed; the benchmark ends"),
         Pair(PLAN, 60.0, lambda: "the raylet was killed"),
     ):
         pytest.fail("it is not up")
