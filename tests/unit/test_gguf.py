@@ -21,7 +21,8 @@ from quantised_models import rewritten, save_small
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from tokenizers import Tokenizer as Fast
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from outrider.kernels.program import Tensor
 from outrider.workers.errors import ModelError
@@ -450,6 +451,36 @@ def test_sentence_pieces_are_joined_by_their_scores(tmp_path: Path) -> None:
         ids = found(sample)["input_ids"]
         assert ids == [1, *wanted.encode(sample).ids]
         assert found.decode(ids, skip_special_tokens=True) == sample
+
+
+def test_pieces_whose_scores_are_one_number_are_joined_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    """So llama.cpp's converter writes models that have a tokenizer.json only (``gguf.LlamaHfVocab``)."""
+    own = Fast(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    own.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    own.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    first = [piece for piece, _ in PIECES]
+    own.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=900, special_tokens=first, show_progress=False))
+    own.pre_tokenizer = None
+    own.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    folder = tmp_path / "model"
+    PreTrainedTokenizerFast(tokenizer_object=own, **names).save_pretrained(folder)
+    tokens, scores, kinds = zip(*gguf.LlamaHfVocab(folder).all_tokens(), strict=True)
+    assert set(scores) == {-1000.0}
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores(scores)
+        writer.add_token_types(kinds)
+
+    found = gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill))
+    # (The trainer makes bytes special tokens, which they are not.)
+    samples = [line for line in lines if line and "<0x" not in line]
+    assert [found(line)["input_ids"] for line in samples] == [[1, *own.encode(line).ids] for line in samples]
 
 
 def test_gpt_4os_cut_is_the_published_pattern() -> None:

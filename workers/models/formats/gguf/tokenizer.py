@@ -215,12 +215,19 @@ class _Parts:
 
 def _merges(vocabulary: dict[str, int], scores: dict[str, float]) -> list[tuple[str, str]]:
     """Merges equivalent to sentencepiece, which joins the neighbours whose union has the best score: every split of every
-    token into two tokens, by falling score of the token."""
+    token into two tokens, by falling score of the token, and ties as transformers orders them, the longest left part first.
+
+    llama.cpp's converter has no scores where a model has only a tokenizer.json (``LlamaHfVocab``): it writes one number for
+    all tokens. Ids are in the order of merges then, as sentencepiece and tokenizers number what they train.
+    """
+    if len(set(scores.values())) == 1:
+        scores = {token: -float(vocabulary[token]) for token in scores}
     found: list[tuple[float, int, int, str, str]] = []
     for whole, score in scores.items():
         for cut in range(1, len(whole)):
             left, right = whole[:cut], whole[cut:]
             if left in scores and right in scores:
-                found.append((-score, vocabulary[left], vocabulary[right], left, right))
-    found.sort()
+                found.append((-score, -len(left), -len(right), left, right))
+    # Stable, so that what is left of ties is in the order of ids.
+    found.sort(key=lambda each: each[:3])
     return [(left, right) for *_, left, right in found]
