@@ -122,7 +122,7 @@ int32_t Engine::reserve_scratch(int tokens, int selected) {
   const int64_t count = std::max(tokens, selected);
   bool enough = words.reserve((count * most_words + kLanes) * 4) && scales.reserve(count * most_groups * 4 + 64) &&
                 offsets.reserve(count * most_groups * 4 + 64) && starts.reserve(count * most_groups * 4 + 64) &&
-                (pair_constants.empty() || less.reserve(count * most_groups * 4 + 64)) &&
+                (!any_in_pairs || less.reserve(count * most_groups * 4 + 64)) &&
                 attention.reserve(pool->threads() * most_attention * 4 + 64) &&
                 expanded.reserve(pool->threads() * most_expanded + 64);
   for (size_t i = 0; i < buffers.size(); ++i) {

@@ -139,10 +139,10 @@ const Kernels *choose_kernels(const char **message) {
 int fewest_in_pairs(int scales) {
 #ifdef OUTRIDER_X86
   constexpr int kFewestOnZen5 = 10;
-  if (amd_family() == kZen5 && !wanted_unit()) return scales == OUTRIDER_FACTORS ? 0 : kFewestOnZen5;
+  if (amd_family() == kZen5 && !wanted_unit()) return scales == OUTRIDER_WORDS ? kFewestOnZen5 : 0;
 #endif
-  (void)scales;
-  return kFewestInPairs;
+  const bool has_constants = scales == OUTRIDER_WORDS || scales == OUTRIDER_FACTORS;
+  return has_constants || wanted_unit() ? kFewestInPairs : kMostInPairs + 1;
 }
 
 }  // namespace outrider

@@ -66,7 +66,9 @@ int32_t Engine::plan_pairs() {
     if (op.kind != OUTRIDER_LINEAR && op.kind != OUTRIDER_EXPERTS) continue;
     const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
     // For experts with FACTORS, products in pairs are not faster.
-    if (!in_pairs(weight) || (op.kind == OUTRIDER_EXPERTS && weight.scales == OUTRIDER_FACTORS)) continue;
+    if (!in_pairs(weight) || (op.kind == OUTRIDER_EXPERTS && weight.scales != OUTRIDER_WORDS)) continue;
+    any_in_pairs = true;
+    if (!has_pair_constants(weight)) continue;
     pair_constants.resize(weights.size());
     std::unique_ptr<Scratch> &constants = pair_constants[static_cast<size_t>(op.weight)];
     if (constants) continue;
@@ -117,6 +119,7 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   if (!engine->kernels) return fail(OUTRIDER_UNSUPPORTED, "%s", message);
   engine->fewest_of_words_in_pairs = fewest_in_pairs(OUTRIDER_WORDS);
   engine->fewest_of_factors_in_pairs = fewest_in_pairs(OUTRIDER_FACTORS);
+  engine->fewest_of_groups_in_pairs = fewest_in_pairs(OUTRIDER_SCALE_F16);
   if (engine->halves.no_choice())
     return fail(OUTRIDER_UNSUPPORTED, "OUTRIDER_HALVES is 0 (passes stay whole), 1 (passes in halves) or not set");
   engine->ops.assign(program.ops, program.ops + program.op_count);

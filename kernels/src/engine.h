@@ -89,9 +89,11 @@ struct Engine {
   // Null for a matrix that is never multiplied in pairs. `weight` is the first expert's; the constants of the others follow.
   const int32_t *pair_constants_of(int weight, int expert = 0) const;
   int fewest_in_pairs_of(const outrider_weight &weight) const {
-    return weight.scales == OUTRIDER_FACTORS ? fewest_of_factors_in_pairs : fewest_of_words_in_pairs;
+    return weight.scales == OUTRIDER_WORDS     ? fewest_of_words_in_pairs
+           : weight.scales == OUTRIDER_FACTORS ? fewest_of_factors_in_pairs
+                                               : fewest_of_groups_in_pairs;
   }
-  // Whether so many tokens are multiplied in pairs with this weight, which has pair_constants.
+  // Whether so many tokens are multiplied in pairs with this weight, which can be.
   bool enough_for_pairs(const outrider_weight &weight, int tokens) const {
     return tokens * digits_of(weight.format) >= fewest_in_pairs_of(weight);
   }
@@ -103,7 +105,9 @@ struct Engine {
   // [weights] constants of matrices that are multiplied in pairs (all experts' at the first one's index), else null. Empty if there are
   // none.
   std::vector<std::unique_ptr<Scratch>> pair_constants;
-  int fewest_of_words_in_pairs = 0, fewest_of_factors_in_pairs = 0;  // rows of a pass (Input::rows); 0: never
+  // Rows of a pass (Input::rows); 0: never.
+  int fewest_of_words_in_pairs = 0, fewest_of_factors_in_pairs = 0, fewest_of_groups_in_pairs = 0;
+  bool any_in_pairs = false;
   int64_t bytes_multiplied = 0;  // of all matrices that every pass reads, not those of experts
   HalvesChoice halves;
   std::vector<int32_t> next_linear;  // [ops] the next LINEAR after each operation, -1: none

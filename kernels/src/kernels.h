@@ -437,12 +437,19 @@ extern const Products kAmx;
 const Kernels *choose_kernels(const char **message);
 const char *available_kernels();
 
-// The fewest tokens of a pass that can be multiplied in pairs. With fewer, memory bandwidth is the limit, and the constants are
+// The fewest rows of a pass (Input::rows) that can be multiplied in pairs. With fewer, memory bandwidth is the limit, and the constants are
 // additional memory to read.
 constexpr int kFewestInPairs = 4;
-// The fewest tokens for which codes with these scales are multiplied in pairs on this machine; 0: never. Zen 5 multiplies twice as fast
-// as Zen 4 but reads memory no faster, so it needs more tokens before products are the limit; and FACTORS loses there, since its sums are
-// multiplied by factors for every row. If OUTRIDER_ISA names the unit, the answer is kFewestInPairs.
+// The most of a block.
+constexpr int kMostInPairs = 12;
+// Whether the engine stores the term that depends on the codes alone. Otherwise the first block of rows of each tile computes it.
+static inline bool has_pair_constants(const outrider_weight &weight) {
+  return weight.scales == OUTRIDER_WORDS || weight.scales == OUTRIDER_FACTORS;
+}
+// The fewest rows for which codes with these scales are multiplied in pairs on this machine; 0: never. Without stored constants more than
+// one block of rows is needed. Zen 5 multiplies twice as fast as Zen 4 but reads memory no faster, so it needs more rows before products
+// are the limit; and FACTORS loses there, since the sums of its groups are multiplied for every row, as others' are, which have not been
+// measured. If OUTRIDER_ISA names the unit, the answer is kFewestInPairs.
 int fewest_in_pairs(int scales);
 
 }  // namespace outrider

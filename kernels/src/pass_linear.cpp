@@ -23,11 +23,15 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
   input.tokens = count;
   input.digits = digits_of(weight.format);
   input.rows = count * input.digits;
-  const int row_block = kernels.row_block(weight, count);
+  const int32_t *const constants = engine.pair_constants_of(op.weight);
+  const bool can_pair = has_pair_constants(weight) ? constants != nullptr : engine.in_pairs(weight);
+  int row_block = kernels.row_block(weight, count);
+  if (can_pair && engine.enough_for_pairs(weight, count)) {
+    input.less = engine.less.as<int32_t>();
+    row_block = kMostInPairs / input.digits;
+  }
   input.apart = row_block == 0;
   input.blocks = row_block ? (count + row_block - 1) / row_block : count;
-  const int32_t *const constants = engine.pair_constants_of(op.weight);
-  if (constants && engine.enough_for_pairs(weight, count)) input.less = engine.less.as<int32_t>();
   const int64_t in_stride = engine.stride(op.in);
   const float *in = engine.buffer(op.in) + rows.first * in_stride;
   // A block's rows are interleaved, so threads divide its channels: with a row for each thread they would write to the same cache lines,

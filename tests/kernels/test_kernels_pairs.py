@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from coded_models import model_of as model_of_codes
 from kernel_models import (
     Packed,
     Shape,
@@ -16,6 +17,7 @@ from kernel_models import (
     stored,
     tokens,
 )
+from quantised_rows import SCHEMES
 
 from outrider.kernels import library, packing
 from outrider.kernels.program import Codes, Format, Scales, Storage
@@ -60,6 +62,29 @@ def test_pairs_at_every_number_of_rows(shape, group, codes, format, monkeypatch)
     model, text = model_of(shape, group, codes, format), tokens(shape, 420)
     # All sizes of one block of rows, of two, and more than share a pass over a tile.
     assert_bits_of_generic(model, "avx512pairs", text, (tuple(range(1, 26)), (97, 110)), monkeypatch)
+
+
+@pytest.mark.one_in(6)
+@FORMATS
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gguf Q4_0",
+        "gguf Q4_1",
+        "gguf Q4_K",
+        "mlx 3 bits",
+        "mlx 4 bits",
+        "awq g32",
+        "awq g64",
+        "pack-quantized g32",
+        "pack-quantized g64 fp32",
+    ],
+)
+def test_groups_within_a_block_at_every_number_of_rows(name, format, monkeypatch):
+    if "avx512pairs" not in library.available_instruction_sets():
+        pytest.skip("no AVX-512 with bf16 here")
+    shape, model = model_of_codes(SCHEMES[name], format)
+    assert_bits_of_generic(model, "avx512pairs", tokens(shape, 140), (tuple(range(1, 16)), (97,)), monkeypatch)
 
 
 @FORMATS
