@@ -49,7 +49,7 @@ from outrider.workers.quantising.compressed import description, pack, tensors_of
 from outrider.workers.quantising.forward import Forward
 from outrider.workers.quantising.gptq import Feedback
 from outrider.workers.quantising.grids import Form, fit, nearest, whole_range
-from outrider.workers.quantising.layers import layers_of, live_buffers, named
+from outrider.workers.quantising.layers import Feeder, layers_of, live_buffers, named
 from outrider.workers.quantising.methods import Choice, best_of, rounded_in_all_ways, run_layer
 from outrider.workers.quantising.quantisable import check_quantisable
 from outrider.workers.quantising.quantiser import Wanted, choice_of, program_of, quantise
@@ -244,6 +244,16 @@ def test_the_rounding_of_a_norm_is_made_up_for_by_what_reads_it() -> None:
     gain = changed[feeder.vectors[0]]
     assert torch.equal(gain.bfloat16().float(), gain)
     assert torch.allclose(logits(program, changed), before, rtol=1e-4, atol=1e-5 * float(before.abs().max()))
+
+
+def test_a_gain_that_its_type_does_not_hold_divided_stays_as_it_is() -> None:
+    """Of a channel that is always 0 the factor is 1e-4; 30 / 1e-4 is infinite in fp16."""
+    tensors = {"gain": torch.tensor([1.0, 30.0, 1e-4, 0.0]), "weight": torch.ones(2, 4)}
+    factors = torch.tensor([2.0, 1e-4, 1e4, 2.0])
+    applied = apply(Feeder((0,), vectors=("gain",)), ["weight"], factors, tensors, {"gain": torch.float16})
+    assert applied.tolist() == [2.0, 1.0, 1.0, 1.0]
+    assert torch.allclose(tensors["gain"], torch.tensor([0.5, 30.0, 1e-4, 0.0]), rtol=1e-3)
+    assert torch.equal(tensors["weight"], applied.expand(2, 4))
 
 
 @pytest.mark.parametrize("form", [FORM, Form(4, 32, False, torch.bfloat16), Form(8, 0, True, torch.float16)])

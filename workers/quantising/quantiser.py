@@ -38,7 +38,7 @@ from outrider.workers.quantising.quantisable import check_free, described_progra
 from outrider.workers.quantising.summary import QuantiseSummary
 
 # Raised with every change of the bytes that a plan gives: a killed run is continued by the same version only.
-VERSION = 4
+VERSION = 5
 # One window in this many is held out of calibration; recipes are compared by it.
 HELD_OUT_EVERY = 8
 EXPERT = re.compile(r"\.experts\.\d+\.")

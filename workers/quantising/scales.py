@@ -72,12 +72,13 @@ def apply(
     """Multiply the columns of the matrices ``names`` and divide their feeder, in ``tensors``; returns the factors applied.
 
     A norm's gain is rounded to the type that it is stored in, so the factors become gain / (rounded gain): the product is
-    then the same.
+    then the same. A gain that would be 0 or infinite in that type (fp16) is not divided.
     """
     if feeder.vectors:
         gain = feeder.vectors[0]
         divided = (tensors[gain] / factors).to(stored[gain]).float()
-        factors = torch.where((divided != 0) & (tensors[gain] != 0), tensors[gain] / divided, torch.ones_like(factors))
+        kept = (divided != 0) & divided.isfinite() & (tensors[gain] != 0)
+        factors = torch.where(kept, tensors[gain] / divided, torch.ones_like(factors))
         for name in feeder.vectors:
             tensors[name] = (tensors[name] / factors).to(stored[name]).float()
     else:
