@@ -445,6 +445,27 @@ def test_it_goes_on_with_the_threads_that_it_was_begun_with(tmp_path: Path, begu
     assert (out / "config.json").exists()
 
 
+def test_all_that_is_written_is_on_the_disk_before_the_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copied files, too, which a machine that loses its power would else leave empty."""
+    source, out, synced = tmp_path / "model", tmp_path / "out", list[str]()
+    (source / "additional_chat_templates").mkdir(parents=True)
+    copied = ("tokenizer.json", "generation_config.json", "additional_chat_templates/tool_use.jinja")
+    for name in copied:
+        (source / name).write_text("{}")
+    save_file({"a": torch.zeros(1)}, source / "model.safetensors")
+
+    def note(path: Path) -> None:
+        assert not out.exists() or path == tmp_path
+        synced.append(path.name)
+
+    monkeypatch.setattr(folder_module, "sync", note)
+    folder_module.Folder(out, {"threads": 1}, 0).finish(source, {"a": torch.zeros(1)}, {})
+    assert {Path(name).name for name in copied} <= set(synced)
+    assert {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()} >= {*copied, "config.json"}
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("file", ["out.unfinished/model-00003-of-00003.partial", "out.unfinished/tokenizer.json", "out"])
 def test_a_disk_that_is_full_is_one_sentence_and_the_same_command_goes_on(

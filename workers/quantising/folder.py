@@ -104,6 +104,7 @@ class Folder:
                     target = self.path / file.relative_to(source)
                     target.parent.mkdir(exist_ok=True)
                     shutil.copyfile(file, target)
+                    sync(target)
         self._write_text("config.json", json.dumps(dict(config), indent=2) + "\n")
         with self._writing():
             (self.path / STATE).unlink(missing_ok=True)
