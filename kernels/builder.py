@@ -420,13 +420,14 @@ class Builder:
         kv_heads: int,
         epsilon: float = 1e-6,
         most: float = 1.0,
+        bound: float = 0.0,
     ) -> Slice:
         """The gated delta rule, in fp32 (outrider_kernels.h has the formula). Each head has a recurrent state, which a
         truncation of the row does not restore.
 
         ``gates`` are b and a of all heads, ``decay`` and ``shift`` are A_log and dt_bias of checkpoints; a and ``shift``
-        have a number for each head, or for each row of a head's state. beta = most * sigmoid(b). The inputs are
-        overwritten.
+        have a number for each head, or for each row of a head's state. beta = most * sigmoid(b). ``bound`` (0:
+        none): decays are at least exp(-bound). The inputs are overwritten.
         """
         size, columns = query.width // kv_heads, value.width // heads
         if columns % 16 or heads % kv_heads or (query.width, value.width) != (kv_heads * size, heads * columns):
@@ -435,8 +436,11 @@ class Builder:
             raise ValueError(f"the delta rule with {heads} heads of {size} rows, {gates.width} gates")
         output = self._buffer(value.width)
         numbers = (self._weights.vector([decay]), self._weights.vector([shift]))
+        if bound and most != 1.0:
+            raise ValueError(f"the delta rule with a beta of up to {most:g} and decays of at least exp(-{bound:g})")
         op = Op(Kind.DELTA, query, key, value, gates, output, *numbers, heads=heads, kv_heads=kv_heads, head_size=size)
-        self._ops.append(replace(op, epsilon=epsilon, scale=size**-0.5, cap=0.0 if most == 1.0 else most))
+        cap = bound or (0.0 if most == 1.0 else most)
+        self._ops.append(replace(op, epsilon=epsilon, scale=size**-0.5, cap=cap, window=int(bound > 0.0)))
         return output
 
     def scan(

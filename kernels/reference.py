@@ -311,9 +311,13 @@ def _delta(op: Op, query: Array, key: Array, value: Array, gates: Array, decay: 
         for x in (x.reshape(count, op.kv_heads, op.head_size) for x in (query, key))
     )
     values = value.reshape(count, op.heads, -1)
-    rates = np.float32(op.cap or 1.0) / (1 + np.exp(-gates[:, : op.heads]))
-    steps = np.logaddexp(0, gates[:, op.heads :] + shift[: op.decays]).reshape(count, op.heads, -1)
-    kept = np.exp(-np.exp(decay[: op.heads])[:, None] * steps)
+    most = 1.0 if op.window else op.cap or 1.0
+    rates, given = np.float32(most) / (1 + np.exp(-gates[:, : op.heads])), gates[:, op.heads :] + shift[: op.decays]
+    given, speed = given.reshape(count, op.heads, -1), np.exp(decay[: op.heads])[:, None]
+    if op.window:  # decays have a lower bound
+        kept = np.exp(-np.float32(op.cap) / (1 + np.exp(-speed * given)))
+    else:
+        kept = np.exp(-speed * np.logaddexp(0, given))
     state, result = np.zeros((op.heads, op.head_size, values.shape[2])), np.empty_like(values)
     for token in range(count):
         state = state * kept[token, :, :, None]

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library with another number. */
-#define OUTRIDER_ABI 33
+#define OUTRIDER_ABI 34
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -222,7 +222,8 @@ typedef struct outrider_quantised {
  *              multiplied by scale. Each head has a state [head_size, columns], which is updated by every token:
  *                decay = exp(-exp(weight) * softplus(a + bias)), beta = sigmoid(b) (times cap, unless cap is 0)
  *                state = state * decay; state += key ((value - state^T key) * beta)^T; out = state^T query
- *              a and bias have one number for each head, or one for each row of its state (residual [heads, 1 + head_size])
+ *              a and bias have one number for each head, or one for each row of its state (residual [heads, 1 + head_size]).
+ *              window 1: decay = exp(-cap * sigmoid(exp(weight) * (a + bias))), beta = sigmoid(b)
  *   SCAN       in, key [kv_heads, head_size], value, out [heads, columns: a multiple of 16]; residual [heads]; weight: A_log of all
  *              heads, then D; bias: one for each head. Heads share key heads as in DELTA:
  *                step = softplus(residual + bias), decay = exp(-exp(A_log) * step)

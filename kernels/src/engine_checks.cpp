@@ -333,6 +333,8 @@ int32_t Engine::check_op(const outrider_op &op, bool selecting, std::vector<bool
       const int decays = op.heads * (decays_by_row(op) ? op.head_size : 1);
       refuse(op.heads < 1 || op.kv_heads < 1 || op.heads % op.kv_heads || op.head_size < 1,
              "heads with a state must be a multiple of the key heads");
+      refuse(op.window && (op.kind == OUTRIDER_SCAN || op.window != 1 || !(op.cap > 0.0f)),
+             "only the decays of a delta rule have a bound, which is greater than 0");
       if (scans_by_column(op))
         refuse(!weight || !bias || !is_table(*weight, op.out.width, op.head_size) || !is_vector(*bias, 2 * op.out.width),
                "rates are an fp32 table, with a row for each column; biases and factors an fp32 vector");

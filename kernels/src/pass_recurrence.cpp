@@ -16,6 +16,8 @@ constexpr int32_t kColumnsTogether = 64;
 constexpr int32_t kMostPending = std::max(2 * kTakenBack, kMostTakenBack) + 1;
 // Above this softplus(x) = x.
 constexpr double kLinear = 20.0;
+// Above this e^-x is nothing beside 1.
+constexpr double kNone = 40.0;
 
 double exponential_of(const Kernels &kernels, double x) {
   double result;
@@ -154,7 +156,7 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       float *const decay = at(op.residual, token) + op.heads + head * decays_each;
       for (int32_t i = 0; i < decays_each; ++i) decay[i] = delta_decay(op, head * decays_each + i, rate, decay[i]);
       factor = engine.kernels->activated(factor, OUTRIDER_SIGMOID);
-      if (op.cap != 0.0f) factor *= op.cap;
+      if (op.cap != 0.0f && !op.window) factor *= op.cap;
     });
     float *const state = row.state.data() + place.state + head * head_state;
     float *const aside = engine.attention.as<float>() + thread * engine.most_attention;
@@ -260,11 +262,16 @@ double Pass::decay_rate(const outrider_op &op, int32_t head) const {
   return exponential_of(*engine.kernels, static_cast<double>(number_of(op.weight, head)));
 }
 
-// exp(-rate * softplus(a + bias)), in float64. Infinities and NaNs give NaN, so that the check of the logits finds them.
+// exp(-rate * softplus(a + bias)), or the bounded decay, in float64. Infinities and NaNs give NaN, so that the check of the logits finds
+// them.
 float Pass::delta_decay(const outrider_op &op, int32_t number, double rate, float a) const {
   const float shifted = a + number_of(op.bias, number);
   if (!(shifted - shifted == 0.0f)) return shifted - shifted;
-  return static_cast<float>(exponential_of(*engine.kernels, -rate * softplus(static_cast<double>(shifted))));
+  const double x = static_cast<double>(shifted);
+  if (!op.window) return static_cast<float>(exponential_of(*engine.kernels, -rate * softplus(x)));
+  // Of a sigmoid below e^-kNone nothing is left, nor does the exponential overflow.
+  const double share = -rate * x > kNone ? 0.0 : 1.0 / (1.0 + exponential_of(*engine.kernels, -rate * x));
+  return static_cast<float>(exponential_of(*engine.kernels, static_cast<double>(-op.cap) * share));
 }
 
 // softplus(dt + bias), likewise.

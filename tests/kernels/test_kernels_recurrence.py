@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_models import (
+    BOUNDED,
     BY_COLUMN,
     DELTA,
     HYBRID,
@@ -36,8 +37,8 @@ GREEDY = SamplingValues()
 
 @pytest.fixture(
     scope="module",
-    params=[HYBRID, WIDE, DELTA, SCAN, BY_COLUMN, SCAN_ALONE],
-    ids=["near", "far", "delta", "scan", "by column", "alone"],
+    params=[HYBRID, WIDE, DELTA, BOUNDED, SCAN, BY_COLUMN, SCAN_ALONE],
+    ids=["near", "far", "delta", "bounded", "scan", "by column", "alone"],
 )
 def model(request: Any) -> Packed:
     return packed(request.param, Format.W4A8)

@@ -28,9 +28,9 @@ class Shape:
     ``clipped``: clipped queries, keys and values, queries scaled by position, and xIELU.
     ``value``: the size of a head's values, which differs from that of keys; rope is on eight columns of each head.
     ``chunk``: the size of chunks, to which attention is limited; queries are scaled by position, and an expert's input by
-    its weight. ``by_column``: scans have a step for each column, and attention gates by softplus. ``slopes``: those of
-    ALiBi by head, in place of rope; ``bf16_biases``: they are in bf16. ``streams``: the number of parallel hidden states,
-    of which layers read the second; gates are mostly closed.
+    its weight. ``bounded``: the last layer's decays have a bound. ``by_column``: scans have a step for each column, and
+    attention gates by softplus. ``slopes``: those of ALiBi by head, in place of rope; ``bf16_biases``: they are in bf16.
+    ``streams``: the number of parallel hidden states, of which layers read the second; gates are mostly closed.
     """
 
     style: str = "llama"
@@ -51,6 +51,7 @@ class Shape:
     chosen: int = 2
     taps: int = 0
     delta: bool = False
+    bounded: bool = False
     scan: bool = False
     by_column: bool = False
     shared: bool = False
@@ -72,6 +73,7 @@ LONG = Shape(width=96, heads=4, kv_heads=2, inner=104, vocabulary=101, layers=2,
 MIXTURE = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, experts=7, chosen=3, layers=2)
 HYBRID = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, layers=3, vocabulary=101, taps=4)
 DELTA = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=3, delta=True)
+BOUNDED = replace(DELTA, bounded=True)
 SCAN = Shape(width=96, heads=4, kv_heads=1, inner=104, group=32, layers=3, vocabulary=101, taps=4, scan=True)
 BY_COLUMN = replace(SCAN, by_column=True)
 # Without attention.
@@ -98,6 +100,7 @@ SHAPES = {
     "clipped": CLIPPED,
     "hybrid": HYBRID,
     "delta": DELTA,
+    "bounded": BOUNDED,
     "scan": SCAN,
     "by column": BY_COLUMN,
     "latent": LATENT,
@@ -310,7 +313,8 @@ def _delta_net(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> S
     gates = builder.linear(h, [Tensor(at + "gates", (heads + decays, width))], precision=Format.FP32)
     query, key, value = y.split(kv_heads * size, kv_heads * size, heads * columns)
     numbers: dict[str, Any] = dict(decay=Tensor(at + "decay", (heads,)), shift=Tensor(at + "shift.bias", (decays,)))
-    numbers |= dict(most=2.0) if last else {}
+    if last:
+        numbers |= dict(bound=3.0) if shape.bounded else dict(most=2.0)
     y = builder.delta(query, key, value, gates, heads=heads, kv_heads=kv_heads, **numbers)
     builder.head_norm(y, Tensor(at + "norm of heads", (columns,)), heads=heads, epsilon=1e-6)
     z = builder.linear(h, [Tensor(at + "z", (heads * columns, width))])

@@ -699,6 +699,22 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_routed_experts": 5, "moe_intermediate_size": 40, "norm_topk_prob": False, "use_conv_bias": False}
         | {"moe_shared_expert_intermediate_size": 56, "layers_block_type": ["linear_attention", "moe", "full_attention"]},
     ),
+    "ling-3-unbounded": (
+        "bailing_hybrid",
+        MIXTURE
+        | LATENT
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1}
+        | {"layer_types": ["full_attention", "linear_attention"], "first_k_dense_replace": 0, "head_dim": 16}
+        | {"kda_safe_gate": False, "q_lora_rank": None, "norm_topk_prob": False},
+    ),
+    "ling-3": (
+        "bailing_hybrid",
+        MIXTURE
+        | LATENT
+        | {"num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
+        | {"num_hidden_layers": 4, "layer_group_size": 3, "first_k_dense_replace": 1, "head_dim": 32, "n_shared_experts": 2}
+        | {"kda_lower_bound": -3.0, "short_conv_kernel_size": 3},
+    ),
     "kimi-linear": (
         "kimi_linear",
         MIXTURE

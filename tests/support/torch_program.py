@@ -192,9 +192,10 @@ def _delta(op: Op, query, key, value, gates, decay, shift) -> torch.Tensor:
         for x in (x.view(len(query), op.kv_heads, op.head_size) for x in (query, key))
     )
     values = value.view(len(query), op.heads, -1)
-    rates, kept = gates[:, : op.heads].sigmoid() * (op.cap or 1.0), gates[:, op.heads :] + shift
-    steps = torch.nn.functional.softplus(kept).view(len(query), op.heads, -1)
-    kept = (-decay.exp()[:, None] * steps).exp()
+    rates = gates[:, : op.heads].sigmoid() * (1.0 if op.window else op.cap or 1.0)
+    kept, speed = (gates[:, op.heads :] + shift).view(len(query), op.heads, -1), decay.exp()[:, None]
+    steps = op.cap * (speed * kept).sigmoid() if op.window else speed * torch.nn.functional.softplus(kept)
+    kept = (-steps).exp()
     state, result = torch.zeros(op.heads, op.head_size, values.shape[2]), []
     for token in range(len(query)):
         state = state * kept[token, ..., None]

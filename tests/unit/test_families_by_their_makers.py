@@ -322,6 +322,31 @@ def test_kimi_linear_by_its_makers_names() -> None:
             build_program(makers | change, Format.BF16)
 
 
+def test_ling_3_by_its_makers_names() -> None:
+    """The size of delta nets' heads as that of all heads, and much that is always so."""
+    said = said_by_transformers("ling-3")
+    written = {key: value for key, value in said.items() if not key.startswith("linear_") and key != "layer_types"}
+    names = {"model_max_length": "max_position_embeddings", "moe_renormalize": "norm_topk_prob"}
+    names |= {"num_expert_group": "n_group", "num_experts_per_token": "num_experts_per_tok"}
+    makers = renamed(written, names) | {"head_dim": 32, "rope_interleave": True, "use_mla_nope": False, "rotary_dim": 64}
+    makers |= {"use_qk_norm": True, "use_qkv_bias": False, "no_kda_lora": True, "partial_rotary_factor": 0.5}
+    makers |= {"gated_attention_proj_granularity_type": "head_wise", "moe_router_enable_expert_bias": True}
+    makers |= {"score_function": "sigmoid", "router_dtype": "fp32", "mtp_use_kda": False}
+    makers |= {"moe_shared_expert_intermediate_size": 80}
+    found, expected = (build_program(config, Format.BF16) for config in (makers, said))
+    assert found.digest() == expected.digest()
+    for change, sentence in (
+        ({"use_mla_nope": True}, '"use_mla_nope": True'),
+        ({"kda_lower_bound": 1.0}, '"kda_lower_bound": 1.0'),
+        ({"tie_word_embeddings": True}, '"tie_word_embeddings": True'),
+        ({"moe_shared_expert_intermediate_size": 7}, '"moe_shared_expert_intermediate_size": 7'),
+        ({"layer_types": ["linear_attention"] * 4}, 'cannot follow "layer_types"'),
+        ({"num_experts_per_token": 1}, '"num_experts_per_token": 1 beside "num_experts_per_tok": 3'),
+    ):
+        with pytest.raises(ModelError, match=sentence):
+            build_program(makers | change, Format.BF16)
+
+
 @pytest.mark.parametrize(
     ("name", "renamed", "more"),
     [

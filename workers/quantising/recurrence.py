@@ -23,9 +23,10 @@ def delta(
     q^T S."""
     queries, keys = (_unit(op, part).reshape(-1, length, op.kv_heads, op.head_size) for part in (query, key))
     values = value.reshape(-1, length, op.heads, value.shape[1] // op.heads)
-    rates = (gates[:, : op.heads].sigmoid() * (op.cap or 1.0)).view(-1, length, op.heads)
-    steps = F.softplus(gates[:, op.heads :] + shift).view(-1, length, op.heads, op.decays // op.heads)
-    kept = (-decay.exp()[:, None] * steps).exp()
+    rates = (gates[:, : op.heads].sigmoid() * (1.0 if op.window else op.cap or 1.0)).view(-1, length, op.heads)
+    given = (gates[:, op.heads :] + shift).view(-1, length, op.heads, op.decays // op.heads)
+    speed = decay.exp()[:, None]
+    kept = (-(op.cap * (speed * given).sigmoid() if op.window else speed * F.softplus(given))).exp()
     state, found = torch.zeros(len(values), op.heads, op.head_size, values.shape[3]), torch.empty_like(values)
     for token in range(length):
         own, asked = (x[:, token].repeat_interleave(op.heads // op.kv_heads, dim=1) for x in (keys, queries))

@@ -13,6 +13,7 @@ from outrider.workers.models.configuration import Config
 from outrider.workers.models.families import (
     apertus,
     aria,
+    bailing,
     bamba,
     biogpt,
     bitnet,
@@ -76,6 +77,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "apertus1p5_text": apertus.apertus1p5,
     "arcee": relu_squared.arcee,
     "aria_text": aria.aria,
+    "bailing_hybrid": bailing.bailing_hybrid,
     "bamba": bamba.bamba,
     "biogpt": biogpt.biogpt,
     "axk1": latent.axk1,

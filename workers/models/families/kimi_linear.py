@@ -48,13 +48,16 @@ UNUSED = ("rope_theta", "rope_scaling", "rope_parameters", "num_nextn_predict_la
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """``flat_rates``: A_log is a plain vector, as in GGUF files."""
+    """``flat_rates``: A_log is a plain vector, as in GGUF files. ``low_rank``: the projections of decays and of the output
+    gate are products of two narrow matrices. ``bound`` is ``Builder.delta``'s."""
 
     heads: int
     size: int
     taps: int
     epsilon: float
     flat_rates: bool
+    low_rank: bool = True
+    bound: float = 0.0
 
 
 def kimi_linear(config: Config, begin: Begin) -> Program:
@@ -84,7 +87,7 @@ def kimi_linear(config: Config, begin: Begin) -> Program:
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         if types[layer] == FULL:
             return full(builder, h, layer, residual)
-        return _delta_net(builder, h, Linear(f"model.layers.{layer}.self_attn."), net, residual)
+        return delta_net(builder, h, Linear(f"model.layers.{layer}.self_attn."), net, residual)
 
     program = decoder(said, begin, sizes, Style(attention=attention, mixer=mixer))
     said.check_all_read()
@@ -114,17 +117,20 @@ def _layer_types(config: Config, layers: int) -> list[str]:
     return list(types)
 
 
-def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, residual: Slice | None) -> Slice:
+def delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, residual: Slice | None) -> Slice:
     width, size = net.heads * net.size, net.size
-    # ``narrow`` is the low-rank vector of the output gate. A state's decay and beta depend on b_proj, f_a_proj and
-    # f_b_proj, so like a router's they are in fp32.
-    matrices = [*(names.weight(f"{part}_proj", width, h.width) for part in "qkv"), names.weight("g_a_proj", size, h.width)]
-    *mixed, narrow = builder.linear(h, matrices).split(width, width, width, size)
+    # ``gate`` is the output gate, or its low-rank vector. A state's decay and beta depend on b_proj and those of f, so like
+    # a router's they are in fp32.
+    name, rank = ("g_a_proj", size) if net.low_rank else ("g_proj", width)
+    matrices = [*(names.weight(f"{part}_proj", width, h.width) for part in "qkv"), names.weight(name, rank, h.width)]
+    *mixed, gate = builder.linear(h, matrices).split(width, width, width, rank)
     rates = builder.room(net.heads + width)
     builder.linear(h, [names.weight("b_proj", net.heads, h.width)], precision=Format.FP32, output=rates.part(0, net.heads))
-    forgotten = builder.linear(h, [names.weight("f_a_proj", size, h.width)], precision=Format.FP32)
-    by_row = rates.part(net.heads, width)
-    builder.linear(forgotten, [names.weight("f_b_proj", width, size)], precision=Format.FP32, output=by_row)
+    by_row, forgotten, name = rates.part(net.heads, width), h, "f_proj"
+    if net.low_rank:
+        forgotten = builder.linear(h, [names.weight("f_a_proj", size, h.width)], precision=Format.FP32)
+        name = "f_b_proj"
+    builder.linear(forgotten, [names.weight(name, width, forgotten.width)], precision=Format.FP32, output=by_row)
     query, key, value = (
         builder.convolve(part, _taps(names, name, width, net.taps), activation=Activation.SILU)
         for part, name in zip(mixed, "qkv", strict=True)
@@ -138,9 +144,12 @@ def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, residua
         shift=Tensor(f"{names.prefix}dt_bias", (width,)),
         heads=net.heads,
         kv_heads=net.heads,
+        bound=net.bound,
     )
     builder.head_norm(y, names.vector("o_norm", size), heads=net.heads, epsilon=net.epsilon)
-    y = builder.gate(y, builder.linear(narrow, [names.weight("g_b_proj", width, size)]), activation=Activation.SIGMOID)
+    if net.low_rank:
+        gate = builder.linear(gate, [names.weight("g_b_proj", width, size)])
+    y = builder.gate(y, gate, activation=Activation.SIGMOID)
     return builder.linear(y, [names.weight("o_proj", h.width, width)], residual=residual)
 
 

@@ -24,7 +24,7 @@ from outrider.workers.models.families.corrected_mixtures import (
 from outrider.workers.models.families.experts import Router, groups_of, mixture, sparse_layers
 from outrider.workers.models.families.gemma import in_type_of_embeddings
 from outrider.workers.models.families.ministral3 import BETA, ORIGINAL, QueryFactors, query_factors
-from outrider.workers.models.families.parts import Begin, Linear, Ranges, rms_norm
+from outrider.workers.models.families.parts import Begin, Linear, Ranges, gate_heads, rms_norm
 from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
 from outrider.workers.models.rope import LONG, Rope, latent_factor, read_rope
 
@@ -60,7 +60,7 @@ class Latent:
 
     Queries are computed from a latent vector of ``query_rank`` columns (0: from the layer's input), keys and values from
     one of ``rank``. ``paired``: rope rotates neighbouring columns. The rotated columns of keys are shared by all heads.
-    ``query_factors`` are those of ``Style``.
+    ``query_factors`` are those of ``Style``. ``head_gates``: each head is multiplied by the sigmoid of its own gate.
     """
 
     query_rank: int
@@ -74,6 +74,7 @@ class Latent:
     rope: Rope | None
     by_heads: bool = False
     query_factors: QueryFactors | None = None
+    head_gates: bool = False
 
 
 def deepseek_v2(config: Config, begin: Begin) -> Program:
@@ -356,9 +357,11 @@ def read_latent(
     long: int = 0,
     turns: bool = True,
     passed_over: Collection[str] = (),
+    theta: float = 10000.0,
 ) -> Latent:
     """The sizes and ranks are the family's defaults. ``halves``: its rope always rotates halves; ``long``: the original
-    length of its long rope (0: it has none); ``turns``: whether it has rope; ``passed_over`` is ``read_rope``'s."""
+    length of its long rope (0: it has none); ``turns``: whether it has rope; ``passed_over`` and ``theta`` are
+    ``read_rope``'s."""
     plain, turned = config.size("qk_nope_head_dim", plain), config.size("qk_rope_head_dim", turned)
     if turned % HEAD_UNIT:
         raise config.unknown(f'"qk_rope_head_dim": {turned}, which is no multiple of {HEAD_UNIT}')
@@ -379,7 +382,9 @@ def read_latent(
         bias=config.flag("attention_bias", False),
         by_heads=config.flag(BY_HEADS, False),
         scale=(plain + turned) ** -0.5 * (latent_factor(config) if turns else 1.0),
-        rope=read_rope(config, turned, sizes.context, long_from=long, passed_over=passed_over) if turns else None,
+        rope=read_rope(config, turned, sizes.context, long_from=long, passed_over=passed_over, theta=theta)
+        if turns
+        else None,
     )
 
 
@@ -425,6 +430,8 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
         query = builder.heads(query, to_key)
         a = builder.attention(query, key, kv, heads=heads, kv_heads=1, scale=latent.scale)
         a = builder.heads(a, to_value)
+        if latent.head_gates:
+            gate_heads(builder, a, builder.linear(h, [names.weight("g_proj", heads, h.width)]), heads)
         output, shift = [names.weight("o_proj", h.width, heads * value)], names.biases(latent.bias, ("o_proj", h.width))
         return builder.linear(a, output, biases=shift, residual=residual, scale=residual_scale)
 

@@ -24,6 +24,7 @@ OTHERS = (
     (".self_attn.q_norm.", ".attention.query_layernorm."),
     (".self_attn.k_norm.", ".attention.key_layernorm."),
     (".self_attn.o_proj.", ".attention.dense."),
+    (".self_attn.", ".attention."),  # Ling 3
     (".self_attn.gate_proj.", ".self_attn.g_proj."),  # LFM3
     (".input_layernorm.", ".attention_layer_norm."),  # OLMo Hybrid
     (".post_attention_layernorm.", ".feedforward_layer_norm."),
