@@ -304,6 +304,8 @@ def sizes_of(name: str) -> dict[str, Any]:
         found |= {"hidden_size": 96, "time_step_rank": 32, "state_size": 16}
     if kind == "mamba2":
         found |= {"hidden_size": 128, "num_heads": 16, "expand": 4}
+    if kind == "bailing_hybrid":
+        found |= {"num_attention_heads": 8, "num_key_value_heads": 8}  # gates are rows, eight in a word
     if kind == "minimax_m3_vl_text":
         found |= {"dense_intermediate_size": 64, "rotary_dim": 16, "index_head_dim": 32}
     if "mamba_dt_rank" in settings:

@@ -197,6 +197,7 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         # Long rope has a factor for each pair of columns.
         factors = settings.get("rope_parameters", {}).get("long_factor")
         turned = 2 * len(factors) if factors else turned
+        common |= {"tie_word_embeddings": False} if kind == "bailing_hybrid" else {}
         # transformers takes neighbouring columns behind these as complex numbers.
         plain = head_size + 2 * int(random.integers(0, 4))
         ranks = dict(kv_lora_rank=8 * int(random.integers(1, 10)))
