@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -481,6 +482,36 @@ def test_pieces_whose_scores_are_one_number_are_joined_in_the_order_of_their_ids
     # (The trainer makes bytes special tokens, which they are not.)
     samples = [line for line in lines if line and "<0x" not in line]
     assert [found(line)["input_ids"] for line in samples] == [[1, *own.encode(line).ids] for line in samples]
+
+
+def test_pieces_whose_scores_are_chances_are_those_of_a_unigram_model(tmp_path: Path) -> None:
+    """llama.cpp's converter writes these like byte pairs; transformers loads such a sentencepiece model as what it is."""
+    own = Fast(models.Unigram())
+    own.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    own.train_from_iterator(lines, trainers.UnigramTrainer(vocab_size=600, show_progress=False))
+    others, more = {piece for piece, _ in PIECES}, ["<mask>", "[PAD1]"]
+    trained = [each for each in json.loads(own.to_str())["model"]["vocab"] if each[0] not in (*others, *more)]
+    scores = [float(np.float32(score)) for _, score in (*PIECES, *trained)]
+    tokens = [token for token, _ in (*PIECES, *trained)]
+    wanted = Fast(models.Unigram(list(zip(tokens, scores, strict=True)), 0, byte_fallback=True))
+    wanted.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([*tokens, *more])
+        writer.add_token_scores([*scores, -1000.0, -1000.0])
+        writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * len(trained), 4, 5])
+
+    found = gguf_tokenizer(tokenizer_file(tmp_path / "t.gguf", fill))
+    samples = [line for line in lines if line and "<" not in line]
+    assert len(samples) > 400
+    assert [found(line)["input_ids"] for line in samples] == [[1, *wanted.encode(line).ids] for line in samples]
+    assert found.decode(found("é a")["input_ids"], skip_special_tokens=True) == "é a"
+    assert len(tokens) in found(f"a{more[0]}")["input_ids"]
+    scores[-1] = math.nan
+    with pytest.raises(ModelError, match="has a score that is not a finite number"):
+        gguf_tokenizer(tokenizer_file(tmp_path / "other.gguf", fill))
 
 
 def test_gpt_4os_cut_is_the_published_pattern() -> None:

@@ -25,7 +25,7 @@ from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.model_info import described
 
 # Raised with the format of these files, and with the rule by which a tokenizer may be kept.
-KIND = "outrider-tokenizer-5"
+KIND = "outrider-tokenizer-6"
 MOST_KEPT = 32
 # The content for a tokenizer that must be loaded by transformers.
 LEFT = b'"transformers"\n'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from outrider.workers.models.formats.gguf.pre_tokenizers import PRE_TOKENIZERS, 
 from outrider.workers.models.formats.gguf.split import read_gguf
 from outrider.workers.models.headers import quoted
 
-NORMAL, UNKNOWN = 1, 2
+NORMAL, UNKNOWN, UNUSED, BYTE = 1, 2, 5, 6
 TEMPLATE = "tokenizer.chat_template"
 # Settings that change the text before it is split, or its first and last tokens, and are not supported.
 NOT_DONE = (
@@ -179,14 +181,30 @@ class _Parts:
         unknown = self._named("unknown") or next(
             (token for token, type_ in zip(self.tokens, self.types, strict=True) if type_ == UNKNOWN), None
         )
-        merges = _merges(vocabulary, plain)
-        fast = Fast(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+        if _is_of_chances(plain.values()):
+            if unknown is None:
+                raise self._refused("names no token for what is unknown, which a unigram model needs")
+            fast = Fast(models.Unigram(self._chances(scores), vocabulary[unknown], byte_fallback=True))
+        else:
+            merges = _merges(vocabulary, plain)
+            fast = Fast(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
         prefix = self.values.get(f"{TOKENIZER}add_space_prefix", True)
         steps: list[Any] = [normalizers.Prepend("▁")] if prefix else []
         fast.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
         ends: list[Any] = [decoders.Strip(" ", 1, 0)] if prefix else []
         fast.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
         return fast
+
+    def _chances(self, scores: list[float]) -> list[tuple[str, float]]:
+        """Tokens and scores of a unigram model. Special tokens are found before it is asked; their scores must not be the
+        lowest, which decides what an unknown character costs."""
+        if not all(map(math.isfinite, scores)):
+            raise self._refused("has a score that is not a finite number")
+        least = min(score for score, type_ in zip(scores, self.types, strict=True) if type_ == NORMAL)
+        return [
+            (token, score if type_ in (NORMAL, BYTE) else least if type_ == UNUSED else 0.0)
+            for token, score, type_ in zip(self.tokens, scores, self.types, strict=True)
+        ]
 
     def _add_special(self, fast: Fast) -> None:
         phi_3 = self.values.get("general.architecture") in PHI_3 and self.kind == "llama"
@@ -211,6 +229,12 @@ class _Parts:
         frame = processors.TemplateProcessing(single=" ".join(pieces), special_tokens=ids)
         byte_level = processors.ByteLevel(trim_offsets=False)
         fast.post_processor = processors.Sequence([byte_level, frame]) if self.kind == "gpt2" else frame
+
+
+def _is_of_chances(scores: Collection[float]) -> bool:
+    """Whether these are the scores of a unigram model, which are logarithms of chances. llama.cpp's converter writes it as
+    it writes byte pairs, whose scores are whole numbers: their ranks."""
+    return 2 * sum(not score.is_integer() for score in scores) > len(scores)
 
 
 def _merges(vocabulary: dict[str, int], scores: dict[str, float]) -> list[tuple[str, str]]:
