@@ -42,8 +42,10 @@ from outrider.runner.quality import score as score_module
 from outrider.runner.quality.quantize import evenly, quantize
 from outrider.runner.writable import check_new_folder
 from outrider.workers.errors import JobChangedError, ModelError, UsageError
+from outrider.workers.messages import ModelSpec
 from outrider.workers.models.families import build_program
 from outrider.workers.models.model_info import find, read_model_info
+from outrider.workers.models.opening import open_model
 from outrider.workers.quantising import folder as folder_module
 from outrider.workers.quantising.compressed import description, pack, tensors_of
 from outrider.workers.quantising.forward import Forward
@@ -61,11 +63,8 @@ GENERATOR = torch.Generator().manual_seed(11)
 TOKENS = torch.randint(0, 203, (4 * LENGTH,), generator=torch.Generator().manual_seed(4))
 WINDOWS = tuple(tuple(row) for row in TOKENS.view(4, LENGTH).tolist())
 FORM = Form(4, 32, True, torch.float16)
-# Layers of one kind each, whose feeders are counted; test_quantise_mixtures.py has the others. GPT-2's matrices lie turned
-# round, as GPT's.
-WITHOUT_STATE = [
-    name for name, (kind, _) in TINY.items() if not name.startswith(OF_SEVERAL_KINDS) and kind not in ("gpt2", "openai-gpt")
-]
+# Layers of one kind each, whose feeders are counted; test_quantise_mixtures.py has the others.
+WITHOUT_STATE = [name for name in TINY if not name.startswith(OF_SEVERAL_KINDS)]
 # What takes factors in each layer: norms of attention and feed-forward, values, and (where nothing but the factor's sign
 # matters between the two matrices) the feed-forward's inside.
 FEEDERS = {
@@ -82,6 +81,9 @@ FEEDERS = {
     "opt-plain": 3,
     "opt-350m": 2,
     "bigcode": 3,
+    "gpt2": 3,
+    "gpt": 1,
+    "gpt-untied": 2,
     "gemma": 2,
     "gemma2": 2,
     "gemma3": 2,
@@ -159,8 +161,10 @@ def program_and_tensors(name: str, **changes: Any) -> tuple[Program, dict[str, T
             cut = torch.tensor(NormalDist().inv_cdf(module.activation_sparsity)).bfloat16()
             module.activation_sparsity = NormalDist().cdf(float(cut))
     state = {name: tensor.detach().clone() for name, tensor in saved_tensors(model).items()}
-    # As a checkpoint hands them out (Command R's norms of heads are stored as matrices).
-    state |= {name: state[name].reshape(part.shape) for name, part in flat.items()}
+    # As a checkpoint hands them out (Command R's norms of heads are stored as matrices, GPT-2's matrices are transposed).
+    state |= {
+        name: state[name].T if len(part.shape) == 2 else state[name].reshape(part.shape) for name, part in flat.items()
+    }
     return program, state, model
 
 
@@ -861,11 +865,31 @@ def test_layers_that_a_text_goes_through_again_are_refused(turns: dict[str, int]
         layers_of(build_program(config, Format.W4A8))
 
 
-def test_matrices_that_lie_turned_round_are_refused_by_name(tmp_path: Path) -> None:
-    tiny_model("gpt2").save_pretrained(tmp_path)
-    sentence = r'stores "transformer\.h\.0\.attn\.c_attn\.weight" as \[inputs, outputs\].*; --precision w4a8 rounds it'
-    with pytest.raises(ModelError, match=sentence):
-        program_of(tmp_path)
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("name", "widths"), [("gpt2", {"n_inner": 192}), ("gpt", {})])
+def test_matrices_that_lie_turned_round_are_written_as_the_format_has_them(
+    name: str, widths: dict[str, int], bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[outputs, inputs]. transformers makes no such layers for quantised matrices; the hf engine refuses them."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    path, out = tmp_path / "model", tmp_path / "out"
+    model = tiny_model(name, **widths)
+    model.save_pretrained(path)
+    quietly(wanted(path, out, "auto", bits))
+    assert json.loads((out / "config.json").read_text())["quantization_config"]["ignore"] == ["lm_head"]
+    written, turned = meant(out), ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    written = {key: tensor.T if key.endswith(turned) else tensor for key, tensor in written.items()}
+    exact = model(input_ids=TOKENS[None, :LENGTH]).logits[0].detach().numpy()
+    assert model.load_state_dict(written, strict=False).missing_keys in ([], ["lm_head.weight"])
+    with torch.inference_mode():
+        expected = model(input_ids=TOKENS[None, :LENGTH]).logits[0].numpy()
+    assert 0 < np.linalg.norm(expected - exact) / np.linalg.norm(exact) < (0.2 if bits == 4 else 0.02)
+    for precision, bound in (("fp32", 1e-5), ("w4abf16", 0.01) if bits == 4 else ("w8a8", 0.03)):
+        found = native_logits(open_native(out, precision), TOKENS[:LENGTH].tolist())
+        assert np.abs(found - expected).max() / np.abs(expected).max() < bound
+    with pytest.raises(ModelError, match=r"makes no weights for|have another shape|lacks"):
+        open_model(ModelSpec(str(out), "hf", "fp32", threads=1))
 
 
 @pytest.mark.one_in(4)

@@ -41,17 +41,11 @@ def described_program(path: Path) -> tuple[Program, dict[str, Any]]:
         method = dict(values["quantization_config"]).get("quant_method", "unknown")
         raise ModelError(f"{path} is quantised already ({method}); give the checkpoint that it was made from")
     program = build_program(values, Format.W4A8, source=str(file))
-    sources = [source for weight in program.weights for source in weight.sources]
     experts = named(program, (number for op in program.ops if op.kind is Kind.EXPERTS for number in weights_of(op)))
     if joined := next((source.name for source in experts if source.rows), None):
         raise ModelError(
             f'{path} has all experts of a layer in one matrix, "{joined}", which no quantised format does, so it '
             "cannot be quantised here; --precision w4a8 rounds it on load"
-        )
-    if turned := next((source.name for source in sources if source.stored and len(source.shape) == 2), None):
-        raise ModelError(
-            f'{path} stores "{turned}" as [inputs, outputs], which no quantised format does, so it cannot be quantised '
-            "here; --precision w4a8 rounds it on load"
         )
     return program, values
 

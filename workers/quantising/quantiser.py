@@ -228,7 +228,7 @@ def _finished(
         for part in program.weights[op.weight].sources
         if part.name not in rounded
     }
-    embeddings = {name for name in names if name.rpartition(".")[2] in ("embed_tokens", "wte")}
+    embeddings = {name for name in names if name.rpartition(".")[2] in ("embed_tokens", "tokens_embed", "wte")}
     # Routers by their names here and in the checkpoint, since readers may use either.
     others = {own[f"{name}.weight"].removesuffix(".weight") for name in names if f"{name}.weight" in own}
     ignored = sorted((names - embeddings) | others | {"lm_head"})
