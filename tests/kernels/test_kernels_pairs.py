@@ -51,7 +51,7 @@ def model_of(shape: Shape, group: int, codes: str, format: Format) -> Packed:
     return Packed(program, pack_program(program, matrices))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @FORMATS
 @pytest.mark.parametrize("codes", ["", "extremes", "lopsided"])
 @pytest.mark.parametrize("group", [32, 128])
@@ -96,7 +96,7 @@ def test_experts_in_pairs_beside_others(format, monkeypatch):
     assert_bits_of_generic(model, "avx512pairs", text, ((3, 7, 12, 19, 31), (97,)), monkeypatch)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @FORMATS
 @pytest.mark.parametrize("group", [32, 128])
 def test_what_this_processor_multiplies_in_pairs(group, format, monkeypatch):
