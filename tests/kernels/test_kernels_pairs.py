@@ -71,7 +71,6 @@ def test_pairs_at_every_number_of_rows(shape, group, codes, format, monkeypatch)
     [
         "gguf Q4_0",
         "gguf Q4_1",
-        "gguf Q4_K",
         "mlx 3 bits",
         "mlx 4 bits",
         "awq g32",

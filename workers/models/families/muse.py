@@ -29,10 +29,8 @@ def muse_glimmer(config: Config, begin: Begin) -> Program:
     ropes, function = _ropes(config, sizes), activation(config, "hidden_activation", "silu")
     config.get("hidden_act")  # transformers does not read it
     scale = config.positive("qk_scale_factor", 3.87) * sizes.head_size**-0.5
-    cap, factor = (
-        config.positive("final_logit_softcapping", 20.0),
-        config.positive("output_multiplier", 256**0.5 / 6656**0.5),
-    )
+    cap = config.positive("final_logit_softcapping", 20.0)
+    factor = config.positive("output_multiplier", 256**0.5 / 6656**0.5)
     tied = config.flag("tie_word_embeddings", False)
 
     builder, root = begin(sizes.vocabulary, sizes.context), Linear("model.")
