@@ -37,7 +37,9 @@ LONG = re.compile(r"pytest\.mark\.(build|long)\b")
 MOST_PROCESSES = 8
 # A folder in memory, where syncs cost nothing, and the bytes that must be free there. The fast set takes some 2 GB.
 MEMORY, ENOUGH_MEMORY = Path("/dev/shm"), 6 << 30
-NO_TESTS, INTERRUPTED = 5, 130
+# pytest's exit code where no test was run, and where a run came to no end.
+NO_TESTS, INTERNAL_ERROR = 5, 3
+INTERRUPTED = 130
 PR_SET_THP_DISABLE = 41
 
 
@@ -156,8 +158,8 @@ def main() -> int:
         print(f"{len(files)} files in {time.monotonic() - began:.0f} s:", "; ".join(map(last_line, logs)), flush=True)
     if interrupted:
         return INTERRUPTED
-    # A process ended by a signal (negative code) has failed as well.
-    return max((1 if code < 0 else code for code in codes if code != NO_TESTS), default=NO_TESTS)
+    # A process that a signal ended (its code is negative) left out tests, and did not say which ones failed.
+    return max((INTERNAL_ERROR if code < 0 else code for code in codes if code != NO_TESTS), default=NO_TESTS)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,43 @@ def test_streams_that_start_a_ray_are_apart_and_logs_have_names_of_their_own() -
         with_ray = "not ray" not in tests.marks and tests.places != ("tests/unit",)
         assert (stream.within is all_tests.APART) == with_ray, tests.name
     assert len({tests.name for tests, _ in sets}) == len(sets)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [
+        (0, None, 0),
+        (1, 0, 0),  # two cores were few for a deadline
+        (1, 1, 1),
+        (2, None, 1),  # not run to its end
+        (-9, None, 1),
+        (5, None, 1),  # no test at all
+        (FileNotFoundError("no such Python"), None, 1),
+    ],
+)
+def test_only_failed_tests_have_a_second_turn(
+    first: int | OSError, second: int | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[bool] = []
+
+    def run(tests: all_tests.Tests, within: Sequence[str], logs: Path, again: bool = False) -> int:
+        if tests.name != "computing":
+            return 0
+        turns.append(again)
+        found = second if again else first
+        if isinstance(found, OSError):
+            raise found
+        assert found is not None, "this one has no second turn"
+        return found
+
+    monkeypatch.setattr(all_tests, "run", run)
+    monkeypatch.setattr(all_tests, "can", lambda words: True)
+    monkeypatch.setattr("threading.excepthook", lambda failure: None)
+    monkeypatch.setattr(sys, "argv", ["all_tests", "--logs", str(tmp_path)])
+    (old := tmp_path / "cache-computing" / "v").mkdir(parents=True)
+    assert all_tests.main() == code
+    assert turns == ([False] if second is None else [False, True])
+    assert not old.exists()
 
 
 @pytest.mark.parametrize("names", ["name, wanted", ("name", "wanted")])

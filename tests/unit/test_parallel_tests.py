@@ -82,7 +82,9 @@ class Ended:
     wait = poll
 
 
-@pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((0, 1), 1), ((2, 0), 2), ((-9, 0), 1), ((0, 5), 0), ((5, 5), 5)])
+@pytest.mark.parametrize(
+    ("codes", "code"), [((0, 0), 0), ((0, 1), 1), ((2, 0), 2), ((-9, 0), 3), ((1, -9), 3), ((0, 5), 0), ((5, 5), 5)]
+)
 def test_one_that_fails_is_the_failure_of_all(
     codes: tuple[int, int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
