@@ -273,6 +273,17 @@ def test_a_row_that_ends_after_a_failed_round_is_still_closed() -> None:
     assert actor.asks[1].closed == (1,)
 
 
+def test_rows_that_end_without_the_draft_are_not_named_to_it() -> None:
+    """A draft that does not pay is not asked for hours, while thousands of rows end; one that was given up never is."""
+    actor, _ = drafting()
+    draft = link(actor)
+    propose(draft, [live(1, [1, 2]), live(2, [1, 2])], [2, 0])
+    for key in range(1, 1000):
+        draft.forget(key)
+    propose(draft, [live(1000, [1, 2])], [2])
+    assert actor.asks[1].closed == (1,)
+
+
 def test_an_answer_to_another_round_is_dropped() -> None:
     actor, _ = drafting(lambda reply: DraftReply(reply.round + 1, reply.tokens))
     assert propose(link(actor), [live(1, [1, 2])], [2]) == [NO_PROPOSAL]

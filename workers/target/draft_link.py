@@ -22,10 +22,15 @@ MOST_ERRORS = 3
 
 @dataclass(slots=True)
 class _Draft:
-    """A draft, how many tokens of each row it was sent (``known``), and the rows that it may forget (``closed``)."""
+    """A draft, and how many tokens of each row it was sent (``known``).
+
+    ``sent``: rows that it may have, known or not: it may have kept one from a failed round. ``closed``: those that it may
+    forget. Rows that ended without it are in neither, or both would grow for as long as a draft is not asked.
+    """
 
     transport: DraftTransport
     known: dict[int, int] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
     # The window of a new text that the draft named last; 0: it reads all of it.
     window: int = 0
     closed: list[int] = field(default_factory=list)
@@ -118,9 +123,10 @@ class DraftLink:
     def forget(self, key: int) -> None:
         draft = self._draft
         if draft is not None:
-            # Sent even where the draft should not know the row, since it may have kept it from a failed round.
             draft.known.pop(key, None)
-            draft.closed.append(key)
+            if key in draft.sent:
+                draft.sent.remove(key)
+                draft.closed.append(key)
 
     @property
     def transport(self) -> str | None:
@@ -180,6 +186,7 @@ class DraftLink:
             request.runner_up_chances,
             request.rate,
         )
+        draft.sent.update(live.row.key for live, _ in wanted)
         at = time.perf_counter()
         reply = draft.transport.ask(message)
         # On shared cores the draft may begin before the call returns; the hop is computed once the reply is here.
