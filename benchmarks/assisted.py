@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from forward import model_directory
-from inflate import SHAPES, inflate
+from inflate import SHAPES, inflate, made_once, model_directory
 from job_runs import EXAMPLES, Ran, prompts_of, rows_of, run, write_rows
 
 from outrider.workers.engines.costs import CostCurve
@@ -42,11 +41,10 @@ CHANCE = 0.8
 
 def pair(shape: str, noise: float, draft: Path | None = None) -> tuple[Path, Path]:
     """The directories of target and draft, which are made if they are missing."""
-    draft = draft or cache_directory() / "benchmarks" / f"{DRAFT}-noise-{noise:g}"
-    if not (draft / "config.json").is_file():
-        print(f"inflating {DRAFT} into {draft}", file=sys.stderr, flush=True)
-        inflate(find(POCKET), draft, SHAPES[DRAFT], noise, DRAFT_SEED)
-    return model_directory(shape, find(POCKET)), draft
+    if draft is None:
+        path = cache_directory() / "benchmarks" / f"{DRAFT}-noise-{noise:g}"
+        draft = made_once(path, lambda partial: inflate(find(POCKET), partial, SHAPES[DRAFT], noise, DRAFT_SEED))
+    return model_directory(shape), draft
 
 
 def speed(ran: Ran) -> float:

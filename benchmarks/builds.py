@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cores import Cores
-from forward import model_directory
-from inflate import SHAPES
+from inflate import SHAPES, model_directory
 
 from outrider.workers.engines.engine import Feed
 from outrider.workers.messages import ModelSpec, Sampling
-from outrider.workers.models.model_info import POCKET, find
 from outrider.workers.models.opening import open_model
 
 INSTALLED = "installed"
@@ -157,7 +155,7 @@ def main() -> None:
     sizes = [int(tokens) for tokens in asked.tokens.split(",")] if not asked.serve else []
     if uneven := [tokens for tokens in sizes if tokens % asked.rows]:
         parser.error(f"--tokens {uneven[0]}: {asked.rows} rows cannot share them evenly; give other numbers")
-    model = asked.model or str(model_directory(asked.shape, find(POCKET)))
+    model = asked.model or str(model_directory(asked.shape))
     if asked.serve:
         serve(model, asked.precision, asked.cache_precision, asked.context, asked.rows)
         return

@@ -31,8 +31,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from forward import model_directory
-from inflate import SHAPES, inflate
+from inflate import SHAPES, inflate, made_once, model_directory
 
 from outrider.workers.build import Draft, build_draft, build_target
 from outrider.workers.constraints.grammars import grammar_of
@@ -185,72 +184,103 @@ class Foreseeing(NoProposer):
         return DraftCost(0.0)
 
 
-def time_masks(args: argparse.Namespace) -> dict[str, float]:
-    path = cache_directory() / "benchmarks" / "1b-large-vocabulary"
-    if not (path / "config.json").is_file():
+def large_model() -> Path:
+    """The pocket target in the shape 1b with the large vocabulary, which is made if it is missing."""
+
+    def make(path: Path) -> None:
         inflate(find("pocket"), path, replace(SHAPES["1b"], vocabulary=VOCABULARY), noise=0.02)
         large_tokenizer(path)
-    opened = open_model(ModelSpec(str(path), "native", args.precision))
-    tokenizer = Tokenizer(path)
-    grammar = grammar_of({"kind": "json", "value": STRINGS if args.strings else RECORD})
-    random = np.random.default_rng(1)
-    rows = [
-        Row(
-            key,
-            tuple(random.integers(1, 4000, PREFIX).tolist()),
-            100,
-            Sampling(args.temperature, seed=key, grammar=grammar),
-        )
-        for key in range(args.rows)
-    ]
-    grammars = Grammars(lambda: tokenizer.for_grammars(VOCABULARY, 0), VOCABULARY)
-    costs = measure(opened.engine)
 
-    makers: dict[bool, MaskMaker] = {}
+    return made_once(cache_directory() / "benchmarks" / "1b-large-vocabulary", make)
 
-    def run(
-        open_places: bool, proposer: Proposer, measured: bool = False
-    ) -> tuple[Paired | None, dict[int, Sequence[int]]]:
+
+class MasksJob:
+    """Rows that write a JSON record, run again and again on one model.
+
+    ``open_places``: as in a job, some choices are made among all tokens, where the mask would take too long. Without them
+    all masks are made.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        path = large_model()
+        self._opened = open_model(ModelSpec(str(path), "native", args.precision))
+        self._tokenizer = tokenizer = Tokenizer(path)
+        self._grammars = Grammars(lambda: tokenizer.for_grammars(VOCABULARY, 0), VOCABULARY)
+        self._costs = measure(self._opened.engine)
+        self._batch, self._candidates = args.batch, args.candidates
+        grammar = grammar_of({"kind": "json", "value": STRINGS if args.strings else RECORD})
+        random = np.random.default_rng(1)
+        self._rows = [
+            Row(
+                key,
+                tuple(random.integers(1, 4000, PREFIX).tolist()),
+                100,
+                Sampling(args.temperature, seed=key, grammar=grammar),
+            )
+            for key in range(args.rows)
+        ]
+        # A mask maker is kept between runs, as in a long job: it has measured the time of masks and the share of choices
+        # that they refuse.
+        self._makers: dict[bool, MaskMaker] = {}
+
+    def write(self, open_places: bool, proposer: Proposer) -> dict[int, Sequence[int]]:
+        """The rows' tokens."""
+        return self._run(self._verifier(open_places, proposer))
+
+    def measure(self, open_places: bool, proposer: Proposer) -> tuple[dict[int, Sequence[int]], Paired]:
+        """The rows' tokens, and the seconds of each pass with and without masks."""
+        verifier = self._verifier(open_places, proposer)
+        paired = Paired(verifier)
+        return self._run(verifier), paired
+
+    def _verifier(self, open_places: bool, proposer: Proposer) -> Verifier:
+        tokenizer = self._tokenizer
         verifier = Verifier(
-            engine=opened.engine,
+            engine=self._opened.engine,
             new_writer=lambda row: TextWriter(tokenizer.decode, (), (0,)),
             proposer=proposer,
-            batch=args.batch,
-            draft_tokens=args.candidates,
-            verify_seconds=costs,
-            end_tokens=opened.end_tokens,
-            grammars=grammars,
+            batch=self._batch,
+            draft_tokens=self._candidates,
+            verify_seconds=self._costs,
+            end_tokens=self._opened.end_tokens,
+            grammars=self._grammars,
         )
-        # The mask maker is kept between jobs, as in a long job: it has measured the time of masks and the share of choices
-        # that they refuse.
-        verifier._masks = makers.setdefault(open_places, verifier._masks)
-        paired = Paired(verifier) if measured else None
+        verifier._masks = self._makers.setdefault(open_places, verifier._masks)
         constraints.SHARE_OF_PASS = SHARE_OF_PASS if open_places else 0.0
-        verifier.add(rows)
+        return verifier
+
+    def _run(self, verifier: Verifier) -> dict[int, Sequence[int]]:
+        verifier.add(self._rows)
         texts: dict[int, Sequence[int]] = {}
         while not verifier.idle:
             for result in verifier.round():
                 assert isinstance(result, RowResult), result
                 texts[result.key] = result.tokens
-        return paired, texts
+        return texts
 
-    texts = run(False, NoProposer())[1]
+
+def time_masks(args: argparse.Namespace) -> dict[str, float]:
+    job = MasksJob(args)
+    texts = job.write(False, NoProposer())
     foreseeing = Foreseeing(texts, args.candidates)
-    run(True, foreseeing)
+    job.write(True, foreseeing)  # warms up
     figures: dict[str, float] = {}
     for name, open_places in (("as it is", True), ("all masks made", False)):
-        shares, passes = [], []
+        with_masks, without, passes = [], [], []
         for _ in range(args.rounds):
-            paired, written = run(open_places, foreseeing, measured=True)
-            assert paired is not None and written == texts, "a text depends on its candidates or on open places"
-            shares += [each / free - 1.0 for each, free in zip(paired.with_masks, paired.without, strict=True)]
+            written, paired = job.measure(open_places, foreseeing)
+            assert written == texts, "a text depends on its candidates or on open places"
+            with_masks += paired.with_masks
+            without += paired.without
             passes.append(len(paired.without))
         figures |= {
             f"{name}: passes": median(passes),
-            f"{name}: ms a pass": 1e3 * median(paired.with_masks),
-            f"{name}: ms a pass without masks": 1e3 * median(paired.without),
-            f"{name}: share of masks, median of passes": median(shares),
-            f"{name}: share of masks, of the job": sum(paired.with_masks) / sum(paired.without) - 1.0,
+            f"{name}: ms a pass": 1e3 * median(with_masks),
+            f"{name}: ms a pass without masks": 1e3 * median(without),
+            f"{name}: share of masks, median of passes": median(
+                each / free - 1.0 for each, free in zip(with_masks, without, strict=True)
+            ),
+            f"{name}: share of masks, of the job": sum(with_masks) / sum(without) - 1.0,
         }
     return figures
 
@@ -269,7 +299,7 @@ def time_job(args: argparse.Namespace) -> dict[str, float]:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
     from built import InProcess
 
-    path = model_directory(args.model, find("pocket")) if args.model in SHAPES else find(args.model)
+    path = model_directory(args.model) if args.model in SHAPES else find(args.model)
     opened = open_model(ModelSpec(str(path), "native", args.precision))
     drafting = open_model(ModelSpec(str(find(args.draft)), "native", "w8a8"))
     tokenizer = Tokenizer(find("pocket"))

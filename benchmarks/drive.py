@@ -114,29 +114,21 @@ def instant_target(tokens: int, seconds: float) -> Any:
     return InstantTarget
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
-    parser.add_argument("--seconds", type=float, default=0.0, help="that a batch takes")
-    parser.add_argument("--profile", type=int, default=0, help="show this many functions of the driver")
-    given = parser.parse_args()
+def filled_journal(folder: Path, rows: int, prompt_tokens: int) -> Journal:
+    journal = Journal(folder / "job.db")
+    prompt = tuple(range(prompt_tokens))
+    stored = (StoredRow(n, f"request-{n}", n + 1, "completion", {**REQUEST, "seed": n}, prompt) for n in range(rows))
+    journal.fill(stored, [], {})
+    return journal
 
-    with tempfile.TemporaryDirectory(dir=".") as directory, cluster.local_ray(2, {}) as lost:
+
+def run_driver(journal: Journal, given: argparse.Namespace) -> tuple[float, float]:
+    """Runs the driver to its end: (seconds, CPU seconds of this process)."""
+    with cluster.local_ray(2, {}) as lost:
         from outrider.runner.driving import driver as driving
         from outrider.runner.driving import replica
 
         replica.TargetActor = instant_target(given.tokens, given.seconds)  # type: ignore[misc]
-        journal = Journal(Path(directory) / "job.db")
-        prompt = tuple(range(given.prompt))
-        journal.fill(
-            (StoredRow(n, f"request-{n}", n + 1, "completion", {**REQUEST, "seed": n}, prompt) for n in range(given.rows)),
-            [],
-            {},
-        )
         plan = ReplicaPlan(AnyPlace(PLAN.model, PLAN.actor, PLAN.placement), None, ReplicaSpec(given.batch, 0))
         driver = driving.Driver(
             journal,
@@ -154,29 +146,45 @@ def main() -> None:
         else:
             driver.run()
         cpu = time.process_time() - cpu
+        if given.profile:
+            pstats.Stats(profile).sort_stats("tottime").print_stats(given.profile)
+        return driver.counters.seconds, cpu
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--seconds", type=float, default=0.0, help="that a batch takes")
+    parser.add_argument("--profile", type=int, default=0, help="show this many functions of the driver")
+    given = parser.parse_args()
+
+    with tempfile.TemporaryDirectory(dir=".") as directory:
+        journal = filled_journal(Path(directory), given.rows, given.prompt)
+        seconds, cpu = run_driver(journal, given)
         assert journal.counts() == Counts(given.rows, given.rows, 0)
         began = time.perf_counter()
         write_results(journal, Path(directory))
         written = time.perf_counter() - began
-        if given.profile:
-            pstats.Stats(profile).sort_stats("tottime").print_stats(given.profile)
-        seconds = driver.counters.seconds
-        print(
-            json.dumps(
-                {
-                    "rows": given.rows,
-                    "replicas": given.replicas,
-                    "seconds": round(seconds, 2),
-                    "rows_a_second": round(given.rows / seconds),
-                    "driver_cpu_us_a_row": round(cpu / given.rows * 1e6, 1),
-                    "results_us_a_row": round(written / given.rows * 1e6, 1),
-                    "journal_mib": {
-                        name: round((Path(directory) / name).stat().st_size / 2**20, 1) for name in ("job.db", "job.db-wal")
-                    },
-                    "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-                }
-            )
-        )
+        figures = {
+            "rows": given.rows,
+            "replicas": given.replicas,
+            "seconds": round(seconds, 2),
+            "rows_a_second": round(given.rows / seconds),
+            "driver_cpu_us_a_row": round(cpu / given.rows * 1e6, 1),
+            "results_us_a_row": round(written / given.rows * 1e6, 1),
+            # A journal on a network file system has no job.db-wal.
+            "journal_mib": {
+                file.name: round(file.stat().st_size / 2**20, 1)
+                for name in ("job.db", "job.db-wal")
+                if (file := Path(directory) / name).exists()
+            },
+            "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        }
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

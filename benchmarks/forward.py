@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from inflate import SHAPES, inflate
+from inflate import SHAPES, model_directory
 from peaks import Peaks
 from stream import Stream
 
@@ -37,9 +37,7 @@ from outrider.kernels.program import Format, Kind
 from outrider.workers.engines.engine import Feed
 from outrider.workers.engines.native import NativeEngine
 from outrider.workers.messages import ModelSpec, Sampling
-from outrider.workers.models.model_info import find
 from outrider.workers.models.opening import open_model
-from outrider.workers.models.packed_cache import cache_directory
 
 TOKENS = (1, 2, 4, 7, 8, 16, 32)
 PREFIX = 16
@@ -140,14 +138,6 @@ def time_transformers(path: Path, cores: Collection[int], between: Callable[[], 
     return _time(one, grow, between, rounds, False)
 
 
-def model_directory(shape: str, source: Path | None) -> Path:
-    path = cache_directory() / "benchmarks" / shape
-    if not (path / "config.json").is_file():
-        print(f"inflating {shape} into {path}", flush=True)
-        inflate(source or find("pocket"), path, SHAPES[shape], noise=0.02)
-    return path
-
-
 def matrix_bytes(engine: NativeEngine) -> int:
     """The bytes that a pass must read: all packed matrices, the LM head included."""
     return sum(packer.packed_bytes(weight) for weight in engine.model.program.weights if not weight.table)
@@ -246,12 +236,11 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--precision", default="w4a8")
     parser.add_argument("--model", type=Path, help="a model directory instead of the shape's inflated one")
-    parser.add_argument("--source", type=Path, help="the small model to inflate instead of the bundled one")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--peer", choices=["transformers"], help="also measure this one, in bf16, on the same weights")
     arguments = parser.parse_args()
-    path = arguments.model or model_directory(arguments.shape, arguments.source)
+    path = arguments.model or model_directory(arguments.shape)
 
     started = time.perf_counter()
     cores = tuple(sorted(os.sched_getaffinity(0))[: arguments.threads])

@@ -19,7 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from safetensors_writer import Recipe, write_sharded
 
 from outrider.kernels.program import Tensor
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
+from outrider.workers.models.model_info import POCKET, find
+from outrider.workers.models.packed_cache import cache_directory
 
 Matrix = NDArray[np.float32]
 NOISE_TABLE = 1 << 22
@@ -94,6 +97,7 @@ def plan(small: Shape, large: Shape) -> Plan:
     refuse(large.hidden % small.hidden != 0, f"{large.hidden} hidden units are no multiple of {small.hidden}")
     refuse(large.head_size % small.head_size != 0, f"heads of {large.head_size} are no multiple of {small.head_size}")
     refuse(large.layers < small.layers, f"{large.layers} layers are fewer than {small.layers}")
+    refuse(large.heads % large.kv_heads != 0, f"{large.heads} heads are no multiple of {large.kv_heads} key/value heads")
     refuse(large.ffn < small.ffn or large.vocabulary < small.vocabulary, "ffn and vocabulary cannot shrink")
     # KV heads are repeated in turn, and the query heads of each are distributed in turn over its copies.
     group, small_group = large.heads // large.kv_heads, small.heads // small.kv_heads
@@ -294,6 +298,24 @@ def inflate(source: Path, out: Path, shape: Shape, noise: float = 0.0, seed: int
             shutil.copy(source / name, out / name)
     if (source / "tokenizer.json").is_file():
         extend_tokenizer(source / "tokenizer.json", out / "tokenizer.json", shape.vocabulary)
+
+
+def made_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """The model's directory as ``make`` fills it, unless it is there already. An interrupted one is begun anew."""
+    if not (path / "config.json").is_file():
+        print(f"making {path}", file=sys.stderr, flush=True)
+        partial = path.with_name(f"{path.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        make(partial)
+        shutil.rmtree(path, ignore_errors=True)
+        partial.rename(path)
+    return path
+
+
+def model_directory(shape: str) -> Path:
+    """The bundled target in this shape, in outrider's cache."""
+    path = cache_directory() / "benchmarks" / shape
+    return made_once(path, lambda partial: inflate(find(POCKET), partial, SHAPES[shape], noise=0.02))
 
 
 def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> None:

@@ -35,8 +35,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from forward import model_directory
-from inflate import SHAPES
+from inflate import SHAPES, model_directory
 
 from outrider.workers.build import build_target
 from outrider.workers.engines.costs import CostCurve, measure
@@ -274,7 +273,7 @@ def write(model: OpenModel, mode: str, rows: Sequence[Row], batch: int, curve: C
 
 
 def open_shape(shape: str, precision: str, threads: int) -> tuple[Tokenizer, OpenModel]:
-    path = find(POCKET) if shape == POCKET else model_directory(shape, find(POCKET))
+    path = find(POCKET) if shape == POCKET else model_directory(shape)
     return Tokenizer(path), open_model(ModelSpec(str(path), "native", precision, threads=threads))
 
 

@@ -176,10 +176,13 @@ def main() -> None:
     args = parser.parse_args()
     if shutil.which(args.llama_bench) is None:
         parser.error(f"--llama-bench: {args.llama_bench} is no program")
-    path = args.file or Path(tempfile.gettempdir()) / f"{args.shape}-{args.layers}.gguf"
+    name = f"{args.shape}-{args.layers}-layers-{args.vocabulary}-tokens.gguf"
+    path = args.file or Path(tempfile.gettempdir()) / name
     given = args.file is not None and path.exists()
     if not path.exists():
-        write(path, args.shape, args.layers, args.vocabulary)
+        partial = path.with_name(f"{path.name}.partial")
+        write(partial, args.shape, args.layers, args.vocabulary)
+        partial.replace(path)
         print(f"{path}: {path.stat().st_size / 1e9:.2f} GB", flush=True)
     theirs, ours = [], []
     for _ in range(args.rounds):

@@ -34,10 +34,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from inflate import SHAPES, inflate
+from inflate import SHAPES, Shape, inflate, made_once
 from job_runs import prompts_of
 from peaks import Peaks
 from stream import Stream
@@ -53,6 +54,7 @@ VOCABULARY = 8192
 DRAFT_SEED = 7
 # Batch -> requests in a turn (default 1). One row has several, since texts differ in how predictable they are.
 CALLS = {1: 12}
+DRAFT_TOKENS = "3,6"
 VLLM_KINDS = ("w8a8", "int4")
 WARM_UP_TOKENS = 8
 STREAM_TRIES, PEAK_TRIES = 3, 10
@@ -65,13 +67,14 @@ def models(kv_heads: int, noise: float) -> tuple[Path, Path]:
         f"target-{kv_heads}": (replace(SHAPES["1b"], kv_heads=kv_heads, vocabulary=VOCABULARY), 0.02, 1),
         f"draft-{noise:g}": (replace(SHAPES["160m"], vocabulary=VOCABULARY), noise, DRAFT_SEED),
     }
-    made = []
-    for name, (shape, amount, seed) in shapes.items():
-        made.append(folder / name)
-        if not (made[-1] / "config.json").is_file():
-            print(f"inflating {name}", file=sys.stderr, flush=True)
-            inflate(find(POCKET), made[-1], shape, amount, seed)
-    return made[0], made[1]
+    target, draft = (
+        made_once(folder / name, partial(_inflated, shape, amount, seed)) for name, (shape, amount, seed) in shapes.items()
+    )
+    return target, draft
+
+
+def _inflated(shape: Shape, noise: float, seed: int, out: Path) -> None:
+    inflate(find(POCKET), out, shape, noise, seed)
 
 
 def precisions(text: str) -> list[str]:
@@ -165,18 +168,18 @@ def measured(entry: Entry, target: Path, draft: Path, machine: Machine, argument
         str(arguments.work),
     )
     log = arguments.work / f"{entry.name.replace(' ', '-').replace('/', '-').replace(',', '')}.log"
-    if entry.program == "vllm_.py":
-        for source in (target, draft):
-            quantised_for_vllm(source, arguments.work)
     ran = Ran(entry.name, entry.kind, *machine.now(), code=working_copy())
     began = time.monotonic()
     try:
+        if entry.program == "vllm_.py":
+            for source in (target, draft):
+                quantised_for_vllm(source, arguments.work)
         with started(entry, setup, log) as running:
             ran.about = running.about
             if not arguments.prepare:
                 for lane in turns(running, entry, rows, machine, arguments):
                     ran.lanes.append(lane)
-    except (Failed, OSError) as error:
+    except (Failed, OSError, subprocess.CalledProcessError) as error:
         ran.failed = str(error)
     ran.seconds = round(time.monotonic() - began)
     print(json.dumps({**asdict(ran), "lanes": len(ran.lanes)}), file=sys.stderr, flush=True)
@@ -196,8 +199,11 @@ def headline(target: Path, draft: Path, arguments: argparse.Namespace) -> str:
     """All settings, except the engine, on which rates depend."""
     rows = f"{arguments.prompts.stem}, prompts of {arguments.prompt_tokens} tokens, {arguments.new_tokens} new"
     how_often = f"batches of {arguments.batches}, turns {arguments.turns} ({CALLS[1]} rows a turn at batch 1)"
+    # Races that were kept before this was an option had these candidates.
+    candidates = "" if arguments.draft_tokens == DRAFT_TOKENS else f"{arguments.draft_tokens} candidates, "
     only = f"only {arguments.modes}, " if arguments.modes else ""
-    return f"{target.name} with {draft.name}, {rows}, {how_often}, {only}{arguments.threads} threads of {processor()}"
+    which = f"{candidates}{only}{arguments.threads} threads of {processor()}"
+    return f"{target.name} with {draft.name}, {rows}, {how_often}, {which}"
 
 
 def not_run(race: Sequence[Ran], all_entries: Sequence[Entry]) -> list[Entry]:
@@ -252,7 +258,7 @@ def main() -> None:
     parser.add_argument("--kv-heads", default="32,4", help="of the target, one after the other")
     parser.add_argument("--draft-noise", type=float, default=0.55)
     parser.add_argument(
-        "--draft-tokens", default="3,6", help="candidates a round of the others (vLLM: the first); outrider chooses"
+        "--draft-tokens", default=DRAFT_TOKENS, help="candidates a round of the others (vLLM: the first); outrider chooses"
     )
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--modes", help="of each engine's modes only these: plain,auto,auto+suffix,k=3,lookup k=3")

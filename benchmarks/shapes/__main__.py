@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from inflate import Inflater, Shape
+from inflate import Inflater, small_shape
 from safetensors_writer import Recipe, write_sharded
 
 from benchmarks.shapes.catalogue import DRAFT_PARAMETERS, System, catalogue, find_system
@@ -31,30 +31,19 @@ from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, find
 
 REVISION = "0" * 39 + "1"
 SPARE_BYTES = 4 << 30
+# What was laid, and how.
+ACCOUNT = "SHAPE.md"
 
 
 def recipes_of(system: System, config: dict[str, Any], noise: float, random: bool, seed: int) -> list[Recipe]:
     dtype = "F16" if config["torch_dtype"] == "float16" else "BF16"
     if random or not system.inflatable:
         return random_recipes(config, dtype, seed)
-    shape = shape_of(config)
+    shape = small_shape(config)
     source = find(POCKET_DRAFT if shape.parameters < DRAFT_PARAMETERS else POCKET)
     tied, biased = bool(config["tie_word_embeddings"]), system.family == "qwen2"
     inflater = Inflater(source, shape, noise, seed, tied=tied, biased=biased)
     return [replace(recipe, dtype=dtype) for recipe in inflater.recipes()]
-
-
-def shape_of(config: dict[str, Any]) -> Shape:
-    heads = config["num_attention_heads"]
-    return Shape(
-        hidden=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        kv_heads=config["num_key_value_heads"],
-        ffn=config["intermediate_size"],
-        vocabulary=config["vocab_size"],
-        head_size=config["hidden_size"] // heads,
-    )
 
 
 def changed_config(system: System, random: bool) -> dict[str, Any]:
@@ -83,12 +72,15 @@ def smaller(system: System, layers: int | None, vocabulary: int | None) -> Syste
 
 
 def lay(system: System, hub: Path, noise: float = 0.02, random: bool = False, seed: int = 1) -> Path:
-    """The snapshot's directory, whole: an interrupted one is begun anew."""
+    """The snapshot's directory, whole: an interrupted one is begun anew, and one that was laid otherwise is refused."""
     place = hub / system.folder
-    snapshot = place / "snapshots" / REVISION
-    if (place / "refs" / "main").is_file():
-        return snapshot
+    snapshot, blobs = place / "snapshots" / REVISION, place / "blobs"
     changes = changed_config(system, random)
+    account = _account(system, changes, random, noise, seed)
+    if (place / "refs" / "main").is_file():
+        if (blobs / ACCOUNT).read_text(encoding="utf-8") != account:
+            raise SystemExit(f"shapes: {place} was laid with other options (see {blobs / ACCOUNT}): remove it first")
+        return snapshot
     config = system.config | changes
     recipes = recipes_of(system, config, noise, random, seed)
     size = sum(recipe.size for recipe in recipes)
@@ -96,13 +88,12 @@ def lay(system: System, hub: Path, noise: float = 0.02, random: bool = False, se
     free = shutil.disk_usage(hub).free
     if free < size + SPARE_BYTES:
         raise SystemExit(f"shapes: {system.name} needs {size / 1e9:.1f} GB, {hub} has {free / 1e9:.1f} GB free")
-    blobs = place / "blobs"
     for folder in (snapshot, blobs, place / "refs"):
         folder.mkdir(parents=True, exist_ok=True)
     write_sharded(blobs, recipes)
     (blobs / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     write_tokenizer(find(POCKET), blobs, system.family, config["vocab_size"])
-    (blobs / "SHAPE.md").write_text(_account(system, changes, random, noise), encoding="utf-8")
+    (blobs / ACCOUNT).write_text(account, encoding="utf-8")
     # The hub's client keeps the content under blobs and links to it.
     for file in sorted(blobs.iterdir()):
         link = snapshot / file.name
@@ -112,12 +103,12 @@ def lay(system: System, hub: Path, noise: float = 0.02, random: bool = False, se
     return snapshot
 
 
-def _account(system: System, changes: dict[str, Any], random: bool, noise: float) -> str:
+def _account(system: System, changes: dict[str, Any], random: bool, noise: float, seed: int) -> str:
     made = "random" if random or not system.inflatable else f"inflated from outrider's pocket pair, noise {noise}"
     differences = ", ".join(f"{key} {system.config.get(key)} -> {value}" for key, value in changes.items()) or "nothing"
     return (
-        f"# The shape of {system.name}, not the model\n\nWeights: {made}. Tokenizer: the pocket pair's, padded to "
-        f"{system.config['vocab_size']} ids.\nChanged in config.json: {differences}.\n"
+        f"# The shape of {system.name}, not the model\n\nWeights: {made}, seed {seed}. Tokenizer: the pocket pair's, "
+        f"padded to {system.config['vocab_size']} ids.\nChanged in config.json: {differences}.\n"
     )
 
 

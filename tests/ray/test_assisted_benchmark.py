@@ -157,11 +157,19 @@ def test_what_was_reached_of_what_the_curves_promise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "good"),
-    [({}, True), ({"same bytes": False}, False), ({"accepted": 0}, False), ({"deaths counted": 3}, False)],
+    [
+        ({}, True),
+        ({"same bytes": False}, False),
+        ({"accepted": 0}, False),
+        ({"deaths counted": 3}, False),
+        ({"killed": 0, "deaths counted": 0}, False),
+        ({"killed": 0, "resumed": True}, True),  # killed before the job went on
+        ({"killed": 0, "deaths counted": 0, "resumed": True}, False),
+    ],
 )
 def test_a_case_is_good_if_it_speculated_and_nothing_differs(change: dict[str, Any], good: bool) -> None:
     case = equality.Case("drafts killed", (), equality.DRAFTS)
-    line = {"same bytes": True, "accepted": 5, "killed": 2, "deaths counted": 2}
+    line = {"same bytes": True, "accepted": 5, "killed": 2, "deaths counted": 2, "resumed": False}
     assert equality.is_good(case, line | change) is good
 
 

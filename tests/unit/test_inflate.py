@@ -14,7 +14,7 @@ from outrider.workers.models.mask_token import mask_token_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from eagle3 import HIDDEN, VOCABULARY, Reference, tiny_head
-from inflate import Shape, inflate
+from inflate import Shape, inflate, made_once
 from inflate_head import inflate_head
 
 TOKENS = torch.tensor([[3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79]])
@@ -80,6 +80,30 @@ def test_noise_changes_every_matrix_a_little(small: Path, tmp_path: Path) -> Non
 def test_heads_that_cannot_all_be_held_are_refused(small: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="cannot hold all of the small model's"):
         inflate(small, tmp_path / "large", Shape(64, 3, 2, 2, 48, 200, 8))
+
+
+def test_heads_that_key_heads_do_not_divide_are_refused(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="30 heads are no multiple of 4 key/value heads"):
+        inflate(small, tmp_path / "large", Shape(64, 3, 30, 4, 48, 200, 8))
+
+
+def test_a_model_is_made_once_and_an_interrupted_one_begun_anew(tmp_path: Path) -> None:
+    turns: list[Path] = []
+
+    def make(path: Path) -> None:
+        turns.append(path)
+        path.mkdir()
+        (path / "config.json").write_text(f"{len(turns)}")
+        if len(turns) == 1:
+            raise KeyboardInterrupt
+        (path / "tokenizer.json").touch()
+
+    with pytest.raises(KeyboardInterrupt):
+        made_once(tmp_path / "model", make)
+    for _ in range(2):
+        assert made_once(tmp_path / "model", make) == tmp_path / "model"
+    assert len(turns) == 2
+    assert sorted(file.name for file in (tmp_path / "model").iterdir()) == ["config.json", "tokenizer.json"]
 
 
 @pytest.mark.parametrize("head_size", [32, 128])

@@ -116,6 +116,13 @@ def test_families_are_told_apart_and_drafts_found(tmp_path: Path, monkeypatch: p
         prepare_pair("opt-6.7b", "amd/AMD-Llama-135m-code")
 
 
+def test_what_was_laid_otherwise_is_not_taken(tmp_path: Path) -> None:
+    system = tiny("opt-6.7b", OPT)
+    assert lay(system, tmp_path, seed=1) == lay(system, tmp_path, seed=1)
+    with pytest.raises(SystemExit, match=r"opt-6\.7b was laid with other options \(see .*SHAPE\.md\): remove it first"):
+        lay(system, tmp_path, seed=2)
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def awq(source: Path, work: Path) -> Path:
             content[name] = values.astype(np.float16)
     write(out / "model.safetensors", content)
     for file in source.glob("*.json"):
-        if not file.name.endswith("index.json"):
+        # config.json comes last, since it says that all else is there.
+        if file.name != "config.json" and not file.name.endswith("index.json"):
             shutil.copy(file, out / file.name)
     config = json.loads((source / "config.json").read_text())
     config["dtype"] = "float16"
