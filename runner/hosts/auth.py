@@ -42,17 +42,33 @@ def token_file() -> Path:
 def make_token() -> tuple[Path, bool]:
     """The token's file, readable by its user only, and whether it was made here. (Ray would make it readable by all.)"""
     path = token_file()
+    if not has_token(path):
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write_token(path)
+            return path, True
+        except OSError as error:
+            if not has_token(path):
+                raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    make_private(path)
+    return path, False
+
+
+def _write_token(path: Path) -> None:
+    """Write a new token, whole or not at all; FileExistsError if another process makes one meanwhile."""
+    whole = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        if has_token(path):
-            make_private(path)
-            return path, False
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(32))
-    return path, True
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(handle)
+        if path.exists():  # without a token, as a full disk or a kill leaves it
+            whole.replace(path)
+        else:
+            os.link(whole, path)
+    finally:
+        whole.unlink(missing_ok=True)
 
 
 def has_token(path: Path) -> bool:

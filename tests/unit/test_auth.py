@@ -90,7 +90,34 @@ def test_an_empty_token_is_none(home: Path) -> None:
     path.write_text("\n")
     with pytest.raises(UsageError, match="there is no token for the cluster in"):
         auth.require_token(lambda _: None)
-    with pytest.raises(UsageError, match="auth_token cannot be written: File exists"):
+
+
+@pytest.mark.parametrize("left", ["", "\n"])
+def test_a_token_of_which_a_kill_left_an_empty_file_is_made_again(left: str, home: Path) -> None:
+    path, _ = auth.make_token()
+    path.write_text(left)
+    path.chmod(0o644)
+    assert auth.make_token() == (path, True)
+    assert len(path.read_text()) == 64 and mode(path) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_token_that_another_process_makes_meanwhile_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def late(source: Path, path: Path) -> None:
+        path.write_text("theirs")
+        link(source, path)
+
+    monkeypatch.setattr(auth.os, "link", late)
+    path, new = auth.make_token()
+    assert (path.read_text(), new) == ("theirs", False)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_in_the_place_of_a_token_is_a_sentence(home: Path) -> None:
+    (home / ".ray/auth_token").mkdir(parents=True)
+    with pytest.raises(UsageError, match="auth_token cannot be written: Is a directory"):
         auth.make_token()
 
 
