@@ -35,6 +35,10 @@ LOOPBACK_SECONDS = 5.0
 NO_METRICS = {"RAY_enable_metrics_collection": "0"}
 # Otherwise Ray starts a worker per core in advance; our actors have command lines of their own and cannot use them.
 NONE_IN_ADVANCE = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+# Ray's control server keeps an account of the last 100,000 calls of actors, which nobody reads here: 300 MB after an hour.
+NO_ACCOUNT_OF_CALLS = {"RAY_task_events_report_interval_ms": "0"}
+# Of each of its logs, of which some grow by 40 MB a day, Ray keeps six times 512 MB otherwise: much for a /tmp in memory.
+SHORT_LOGS = {"RAY_ROTATION_MAX_BYTES": str(4 << 20), "RAY_ROTATION_BACKUP_COUNT": "1"}
 # Set by `ray job submit`: the working directory and packages of a job, which only that cluster has.
 OF_A_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # Part of Ray's messages about servers that have not come up in time.
@@ -62,6 +66,8 @@ def local_ray(
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.update(NONE_IN_ADVANCE)
+    for name, value in (NO_ACCOUNT_OF_CALLS | SHORT_LOGS).items():
+        os.environ.setdefault(name, value)
     if metrics_port is None:
         # Ray's metrics port needs no token, so it is off by default.
         os.environ.update(NO_METRICS)

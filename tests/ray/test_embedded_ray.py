@@ -111,6 +111,32 @@ def test_it_starts_in_a_folder_of_its_own_and_leaves_nothing(tmpdir: str, tmp_pa
     assert_nothing_more_than(before)
 
 
+UNBOUNDED = """
+import time
+from outrider.runner.hosts.ray_start import local_ray
+from outrider.workers import ray_compat
+with local_ray(1, {}) as lost:
+    import ray
+    actor = ray.remote(num_cpus=0)(type("Actor", (), {"answer": lambda self: 7})).remote()
+    # Ray would send its account each second.
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        assert ray.get(actor.answer.remote()) == 7
+    assert ray.timeline() == []
+    raylet = ray_compat.own_node().processes["raylet"][0].pid
+    said = open(f"/proc/{raylet}/cmdline").read()
+    assert f"--logging-rotate-bytes={4 << 20} --logging-rotate-backup-count=1" in said, said
+"""
+
+
+@pytest.mark.oldest_ray
+def test_what_ray_keeps_of_a_long_job_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_task_events_report_interval_ms", "RAY_ROTATION_MAX_BYTES", "RAY_ROTATION_BACKUP_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    done = python(UNBOUNDED)
+    assert done.returncode == 0, done.stderr
+
+
 AS_INSTALLED = "from outrider.runner.cli.main import main\nif __name__ == '__main__':\n    main()\n"
 
 
