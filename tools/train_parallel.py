@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from optimizers import Optimizers, refuse_old_torch
 from option_values import at_least, make_folder, positive
 from training_files import replacing, told_at_the_end
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -65,7 +66,6 @@ OTHER_KIND = (
     "blocks of masks cannot be trained side by side with this draft, which is not of attention alone, or has positions "
     "that cannot be told: take another"
 )
-NO_MUON = f"torch {torch.__version__} has no Muon, by which this trains: take 2.9 or newer"
 # The endings of files with weights, which are written anew, or with their index.
 OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".index.json")
 
@@ -279,16 +279,10 @@ def train_parallel(
     embedding = draft.get_input_embeddings().weight
     matrices = [p for p in draft.parameters() if p.dim() == 2 and p is not embedding]
     others = [p for p in draft.parameters() if p.dim() != 2 or p is embedding]
-    optimizers = [
-        torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    optimizers = Optimizers(matrices, others, rate, weight_decay=0.05)
     step, next_report, reach = 0, 0.0, reach_of(draft, target)
     while (progress := share_done(step)) < 1:
         warm = min(1.0, (step + 1) / 50)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
         # Some windows are longer, so that the draft does not forget how to use distant tokens.
         stream = streams[step % len(streams)]
         one = min(4 * length, len(stream) // 2, reach) if step % 8 == 6 else min(length, len(stream) - 2)
@@ -296,10 +290,7 @@ def train_parallel(
         window = torch.from_numpy(np.stack([stream[start : start + one + 1] for start in starts]))
         with torch.autocast("cpu", torch.bfloat16):
             loss = backward(draft, target, window, lay_out(one, generator), mask_token)
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizers.step(warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress))))
         step += 1
         if progress >= next_report:
             next_report += 0.05
@@ -332,6 +323,8 @@ def read_stream(tokenizer: Any, files: Sequence[Path]) -> np.ndarray:
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
             raise ModelError(f"texts: {file}:{line}: this is not UTF-8; convert the file to UTF-8") from None
+        except OSError as error:
+            raise ModelError(f"texts: {file} cannot be read: {error.strerror}") from None
         stream.extend([*end, *tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]])
     return np.asarray(stream, dtype=np.int64)
 
@@ -364,8 +357,18 @@ def loaded(path: Path) -> PreTrainedModel:
         raise ModelError(f"{path} cannot be loaded by transformers: {first_line(error)}") from error
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a training needs: both models, tokens to learn from, and tokens that only tell what was learned."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    mask_token: int
+    stream: np.ndarray
+    held_out: np.ndarray
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--draft", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -376,59 +379,70 @@ def main() -> None:
     parser.add_argument("--tokens", type=at_least(1), default=2048, help="of text in one step; a window at least")
     parser.add_argument("--length", type=at_least(LEAST_LENGTH), default=256, help="tokens of a window")
     parser.add_argument("--threads", type=at_least(1), default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    logging.disable_progress_bar()  # transformers shows a bar for each file
-    for name, path in (("--target", arguments.target), ("--draft", arguments.draft)):
+    asked = parser.parse_args()
+    for name, path in (("--target", asked.target), ("--draft", asked.draft)):
         if not (path / "config.json").is_file():
             parser.error(f"{name}: {path} has no config.json")
-    if missing := [str(path) for path in arguments.texts if not path.is_file()]:
+    if missing := [str(path) for path in asked.texts if not path.is_file()]:
         parser.error(f"texts: no file is {', '.join(missing)}")
-    if arguments.out.exists() or arguments.out.is_symlink():
-        parser.error(f"--out: {arguments.out} is there already; name a directory that is not, or remove it")
-    if not hasattr(torch.optim, "Muon"):
-        parser.error(NO_MUON)
-    torch.set_num_threads(arguments.threads)
-    try:
-        check_pair(*(read_model_info(str(path), by_headers=True) for path in (arguments.target, arguments.draft)))
-        known_mask = mask_token_of(arguments.draft)
-        if quantisation_of(arguments.draft) is not None:
-            parser.error(f"--draft: {arguments.draft} is quantised already; give the checkpoint that it was made from")
-    except ModelError as error:
-        parser.error(str(error))
-    tokenizer = AutoTokenizer.from_pretrained(str(arguments.draft))
-    try:
-        stream = read_stream(tokenizer, arguments.texts)
-    except ModelError as error:
-        parser.error(str(error))
-    if len(stream) < (least := max(LEAST_TOKENS, LEAST_WINDOWS * arguments.length)):
-        parser.error(
+    if asked.out.exists() or asked.out.is_symlink():
+        parser.error(f"--out: {asked.out} is there already; name a directory that is not, or remove it")
+    return asked
+
+
+def prepare(asked: argparse.Namespace) -> Prepared:
+    """Everything is read and tried before the training begins; a ModelError where something is wrong."""
+    check_pair(*(read_model_info(str(path), by_headers=True) for path in (asked.target, asked.draft)))
+    known_mask = mask_token_of(asked.draft)
+    if quantisation_of(asked.draft) is not None:
+        raise ModelError(f"--draft: {asked.draft} is quantised already; give the checkpoint that it was made from")
+    tokenizer = AutoTokenizer.from_pretrained(str(asked.draft))
+    stream = read_stream(tokenizer, asked.texts)
+    if len(stream) < (least := max(LEAST_TOKENS, LEAST_WINDOWS * asked.length)):
+        raise ModelError(
             f"the texts come to {len(stream):,} tokens: too few to learn from; give {least:,}, or a shorter --length"
         )
-    held_out = stream[-max(HELD_OUT_WINDOWS * arguments.length, ESTIMATED_LENGTH + 1, len(stream) // 50) :]
-    try:
-        target, draft = (loaded(path) for path in (arguments.target, arguments.draft))
-    except ModelError as error:
-        parser.error(str(error))
-    if arguments.length > (reach := reach_of(draft, target)):
-        parser.error(f"--length: a layer, or a model, sees {reach:,} tokens at most: ask for no more")
+    held_out = stream[-max(HELD_OUT_WINDOWS * asked.length, ESTIMATED_LENGTH + 1, len(stream) // 50) :]
+    target, draft = (loaded(path) for path in (asked.target, asked.draft))
+    if asked.length > (reach := reach_of(draft, target)):
+        raise ModelError(f"--length: a layer, or a model, sees {reach:,} tokens at most: ask for no more")
     # A parallel draft that is trained further keeps its mask token. Ids may have gaps, so their largest counts.
     mask_token = with_mask_token(draft, 1 + max(tokenizer.get_vocab().values())) if known_mask is None else known_mask
+    refuse_untrainable(draft, target, mask_token)
+    return Prepared(target, draft, mask_token, stream[: -len(held_out)], held_out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = parsed(parser)
+    refuse_old_torch(parser)
+    logging.disable_progress_bar()  # transformers shows a bar for each file
+    torch.set_num_threads(asked.threads)
     try:
-        refuse_untrainable(draft, target, mask_token)
+        prepared = prepare(asked)
     except ModelError as error:
         parser.error(str(error))
-
-    make_folder(parser, "--out", arguments.out.parent)
+    make_folder(parser, "--out", asked.out.parent)
 
     def save(model: PreTrainedModel) -> None:
-        save_parallel(model, arguments.draft, arguments.out, mask_token)
+        save_parallel(model, asked.draft, asked.out, prepared.mask_token)
 
-    streams = [stream[: -len(held_out)]]
-    with told_at_the_end(parser, arguments.out):
-        if arguments.answers:
-            streams.append(own_answers(target, streams[0], arguments.answers))
-        given = (cpu_minutes(arguments.minutes), arguments.rate, arguments.tokens, arguments.length, save)
-        train_parallel(draft, target, streams, held_out, mask_token, *given)
+    with told_at_the_end(parser, asked.out):
+        streams = [prepared.stream]
+        if asked.answers:
+            streams.append(own_answers(prepared.target, prepared.stream, asked.answers))
+        train_parallel(
+            prepared.draft,
+            prepared.target,
+            streams,
+            prepared.held_out,
+            prepared.mask_token,
+            cpu_minutes(asked.minutes),
+            asked.rate,
+            asked.tokens,
+            asked.length,
+            save,
+        )
 
 
 if __name__ == "__main__":

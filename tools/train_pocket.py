@@ -32,9 +32,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from optimizers import Optimizers, refuse_old_torch
 from option_values import at_least, make_folder, not_negative
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from train_parallel import NO_MUON, cpu_minutes, loaded, own_answers, save_parallel, train_parallel, with_mask_token
+from train_parallel import cpu_minutes, loaded, own_answers, save_parallel, train_parallel, with_mask_token
 from training_files import replacing, told_at_the_end
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -219,28 +220,19 @@ def train(
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.dim() == 2 and p is not embedding]
     others = [p for p in model.parameters() if p.dim() != 2 or p is embedding]
-    optimizers = [
-        torch.optim.Muon(matrices, lr=RATE[role], weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=RATE[role], betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    optimizers = Optimizers(matrices, others, RATE[role], weight_decay=0.05)
     share_done = cpu_minutes(minutes)
     step, seen, next_report = 0, 0, 0.0
     while (progress := share_done(step)) < 1:
         warm = min(1.0, (step + 1) / 50)
         rate = warm * (1.0 if progress < 0.4 else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (progress - 0.4) / 0.6)))
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = RATE[role] * rate
         length = 256 if progress < 0.15 else 512 if progress < 0.8 else CONTEXT if step % 2 else 512
         window = batches(stream, 8192, length, generator)
         rounded = role == "target" and progress > 0.65 and step % 4 < 2
         # The backward pass must read the weights that the forward pass saw.
         with rounded_weights(model) if rounded else nullcontext(), torch.autocast("cpu", torch.bfloat16):
             loss = backward(model, window, teacher)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizers.step(rate)
         step, seen = step + 1, seen + window.shape[0] * length
         if progress >= next_report:
             next_report += 0.05
@@ -331,8 +323,7 @@ def main() -> None:
         kept = arguments.out / role
         if not getattr(arguments, f"{role}_minutes") and not (kept / "config.json").is_file():
             parser.error(f"--{role}-minutes 0 keeps the {role} that is there, and {kept} has no config.json")
-    if not hasattr(torch.optim, "Muon"):
-        parser.error(NO_MUON)
+    refuse_old_torch(parser)
     make_folder(parser, "--out", arguments.out)
     with told_at_the_end(parser, arguments.out, "*/config.json"):
         train_all(arguments)

@@ -22,12 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from optimizers import Optimizers, refuse_old_torch
 from option_values import at_least, make_folder, positive, share
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from train_parallel import NO_MUON, cpu_minutes, loaded, own_answers
+from train_parallel import cpu_minutes, loaded, own_answers
 from train_pocket import CONTEXT, END_OF_TEXT, SHAPES, VOCABULARY, batches, encode, read_corpus
 from training_files import replacing, told_at_the_end
 from transformers import LlamaForCausalLM
@@ -252,11 +253,8 @@ def train(arguments: argparse.Namespace, target: LlamaForCausalLM, head: Head | 
     parameters = list(head.parameters())
     print(f"{sum(p.numel() for p in parameters):,} parameters", flush=True)
     streams = [training, own_answers(target, training, arguments.answers)] if arguments.answers else [training]
-    matrices = [p for p in parameters if p.dim() == 2]
-    optimizers = [
-        torch.optim.Muon(matrices, lr=RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW([p for p in parameters if p.dim() != 2], lr=RATE, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    matrices, others = ([p for p in parameters if (p.dim() == 2) is of_two] for of_two in (True, False))
+    optimizers = Optimizers(matrices, others, RATE, weight_decay=0.01)
     check = batches(held_out, 16384, LENGTH, np.random.default_rng(1))
     share_done = cpu_minutes(arguments.minutes)
     step, next_report = 0, 0.0
@@ -264,9 +262,6 @@ def train(arguments: argparse.Namespace, target: LlamaForCausalLM, head: Head | 
         rate = min(1.0, (step + 1) / 50) * (
             1.0 if progress < 0.3 else 0.02 + 0.49 * (1 + math.cos(math.pi * (progress - 0.3) / 0.7))
         )
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = RATE * rate
         if progress >= next_report:
             next_report += 0.05
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -278,10 +273,7 @@ def train(arguments: argparse.Namespace, target: LlamaForCausalLM, head: Head | 
             window = batches(streams[step % len(streams)], BATCH_TOKENS, LENGTH, generator)
             loss, _ = losses(head, target, window, chosen, 1 if progress < arguments.shallow else STEPS)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizers.step(rate)
         step += 1
     save(head, target, chosen, arguments.out)
 
@@ -305,8 +297,7 @@ def main() -> None:
         parser.error(f"--target: {arguments.target} is no pocket target, which alone this trains a head for: {reason}")
     if arguments.out.resolve() == arguments.target.resolve():
         parser.error(f"--out: {arguments.out} is the target's own directory; name another")
-    if not hasattr(torch.optim, "Muon"):
-        parser.error(NO_MUON)
+    refuse_old_torch(parser)
     with told_at_the_end(parser, arguments.out):
         target = loaded(arguments.target).requires_grad_(False)
         try:

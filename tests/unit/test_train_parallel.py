@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.mask_token import mask_token_of
@@ -24,6 +24,7 @@ from train_parallel import (
     main,
     masked_states,
     reach_of,
+    read_stream,
     refuse_untrainable,
     save_parallel,
     scores_of,
@@ -183,6 +184,11 @@ def test_texts_that_teach_nothing_are_told(
     with pytest.raises(SystemExit):
         trained(monkeypatch, find("pocket-draft"), tmp_path / "out", text)
     assert said in capsys.readouterr().err
+
+
+def test_a_text_that_cannot_be_read_is_told() -> None:
+    with pytest.raises(ModelError, match=r"^texts: /proc/self/mem cannot be read: Input/output error$"):
+        read_stream(AutoTokenizer.from_pretrained(find("pocket-draft")), [Path("/proc/self/mem")])
 
 
 @pytest.mark.parametrize(
