@@ -32,7 +32,7 @@ means the texts of transformers' own `generate`, token for token.
 {counts}
 
 The native engine's families stand in [models.md](models.md). How a model is found to be right or refused, in
-[architecture.md](architecture.md).
+[inside-the-engines.md](inside-the-engines.md#hf-is-a-model-computed-rightly).
 
 | family | has | on the hf engine | because |
 |---|---|---|---|

@@ -3,8 +3,8 @@
 DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), Mistral 4, A.X-K1, Sarvam's larger model, GLM-4.7-Flash, Youtu,
 MiniCPM 3, and some layers of Kimi Linear (kimi_linear.py).
 The cache stores the latent vector as the key and the value of all heads. A head's query is multiplied by the rows of
-kv_b_proj that compute its keys, and its output of attention by the rows that compute its values. docs/architecture.md has
-the reasons.
+kv_b_proj that compute its keys, and its output of attention by the rows that compute its values; the reasons stand in
+docs/inside-the-engines.md.
 """
 
 from __future__ import annotations
