@@ -628,6 +628,21 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
         | {"mlp_only_layers": [2], "attention_bias": True, "linear_conv_kernel_dim": 3},
     ),
+    "lara-plain": (
+        "lara_mini",
+        MIXTURE
+        | DELTA
+        | {"num_experts": 5, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "sliding_window": 9}
+        | {"layer_types": ["sliding_attention", "linear_attention", "full_attention", "linear_attention"]}
+        | {"norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "lara": (
+        "lara_mini",
+        MIXTURE
+        | DELTA
+        | {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
+        | {"num_hidden_layers": 5, "sliding_window": 6, "linear_conv_kernel_dim": 3},
+    ),
     "qwen3-5-moe": (
         "qwen3_5_moe_text",
         MIXTURE

@@ -141,6 +141,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "kolibri1": corrected_mixtures.kolibri1,
     "laguna": corrected_mixtures.laguna,
     "kimi_linear": kimi_linear.kimi_linear,
+    "lara_mini": qwen3_next.lara_mini,
     "lfm2": lfm2.lfm2,
     "lfm2_moe": lfm2.lfm2_moe,
     "lfm3": lfm3.lfm3,

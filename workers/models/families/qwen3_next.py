@@ -1,35 +1,50 @@
-"""Qwen3-Next and the text models of Qwen3.5: gated delta nets in most layers, gated attention in the others."""
+"""Qwen3-Next and the text models of Qwen3.5: gated delta nets in most layers, gated attention in the others.
+
+Lara 4 Mini has these delta nets, too, and plain attention in the other layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Activation, Format, Program, Slice, Tensor
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.experts import mixture
+from outrider.workers.models.families.experts import Shared, mixture
 from outrider.workers.models.families.mixtures import qwen_experts
-from outrider.workers.models.families.parts import FULL, Begin, Linear
-from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
+from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, windows
+from outrider.workers.models.families.skeleton import (
+    HeadNorms,
+    Mixer,
+    Sizes,
+    Style,
+    decoder,
+    plain_attention,
+    read_sizes,
+    rotate,
+)
 from outrider.workers.models.rope import Rope, read_rope
 
 DELTA_NET = "linear_attention"
+# The kinds of Lara's layers, again and again.
+OF_LARA = (DELTA_NET, SLIDING, DELTA_NET, FULL, SLIDING)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
     """``fused``: one matrix has the rows of q, k, v and z of one key head, then those of the next; ``fused_gates``: another
-    has those of b and a likewise."""
+    has those of b and a likewise. ``joined``: one matrix has all rows of q, then those of k, v, z, b and a."""
 
     heads: int
     kv_heads: int
     key_size: int
     value_size: int
     taps: int
-    fused: bool
-    fused_gates: bool
+    fused: bool = False
+    fused_gates: bool = False
+    joined: bool = False
 
 
 def qwen3_next(config: Config, begin: Begin) -> Program:
@@ -54,23 +69,60 @@ def qwen3_5_moe_text(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, sizes, _style(config, sizes, False, mixture(sizes, experts)))
 
 
-def _style(config: Config, sizes: Sizes, fused: bool, mixer: Mixer | None) -> Style:
-    net = DeltaNet(
-        heads=config.size("linear_num_value_heads", 32),
-        kv_heads=config.size("linear_num_key_heads", 16),
+def lara_mini(config: Config, begin: Begin) -> Program:
+    """Attention without gates, and without rope in layers without a window; a shared expert that is not weighed."""
+    shared = config.size("shared_expert_intermediate_size", 512)
+    sizes = read_sizes(config, kv_heads=4, head_size=128, layers=34, ffn=shared)  # every layer is a mixture
+    for key, always in (("hidden_act", "silu"), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        config.only(key, always)
+    net = replace(_read_net(config, heads=16, kv_heads=8), joined=True)
+    experts = replace(
+        qwen_experts(config, 128, 4, 512, shared, normalised=True),
+        shared=Shared(shared, "mlp.shared_expert."),
+    )
+    usual = [OF_LARA[layer % len(OF_LARA)] for layer in range(sizes.layers)]
+    types = _layer_types(config, sizes.layers, usual, {FULL, SLIDING, DELTA_NET})
+    rope, bias = read_rope(config, sizes.head_size, sizes.context), config.flag("attention_bias", False)
+    style = Style(
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=HeadNorms.EACH,
+        windows=windows(config, types, config.window(512)),
+        ropes=[rope if kind == SLIDING else None for kind in types],
+        mixer=mixture(sizes, experts),
+        tied=True,
+    )
+    plain = plain_attention(config, sizes, style)
+
+    def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        if types[layer] == DELTA_NET:
+            return _delta_net(builder, h, Linear(f"model.layers.{layer}.linear_attn."), net, sizes.epsilon, residual)
+        return plain(builder, h, layer, residual)
+
+    return decoder(config, begin, sizes, replace(style, attention=attention))
+
+
+def _read_net(config: Config, *, heads: int = 32, kv_heads: int = 16) -> DeltaNet:
+    return DeltaNet(
+        heads=config.size("linear_num_value_heads", heads),
+        kv_heads=config.size("linear_num_key_heads", kv_heads),
         key_size=config.size("linear_key_head_dim", 128),
         value_size=config.size("linear_value_head_dim", 128),
         taps=config.size("linear_conv_kernel_dim", 4),
-        # In GGUF files q, k, v and z are separate; b and a are fused there, too.
-        fused=fused and config.flag("fused_projections", True),
-        fused_gates=fused,
     )
+
+
+def _style(config: Config, sizes: Sizes, fused: bool, mixer: Mixer | None) -> Style:
+    # In GGUF files q, k, v and z are separate; b and a are fused there, too.
+    net = replace(_read_net(config), fused=fused and config.flag("fused_projections", True), fused_gates=fused)
     # Keys in published configurations of Qwen3.5: some with the only supported values, one of multi-token prediction.
     for key, always in (("hidden_act", "silu"), ("attn_output_gate", True), ("output_gate_type", "swish")):
         config.only(key, always)
     config.only("mamba_ssm_dtype", "float32")
     config.get("mtp_num_hidden_layers")
-    types, bias = _layer_types(config, sizes.layers), config.flag("attention_bias", False)
+    interval = config.size("full_attention_interval", 4)
+    usual = [DELTA_NET if (layer + 1) % interval else FULL for layer in range(sizes.layers)]
+    types, bias = _layer_types(config, sizes.layers, usual, {FULL, DELTA_NET}), config.flag("attention_bias", False)
     partial = config.number("partial_rotary_factor", 0.25)
     rope = read_rope(config, sizes.head_size, sizes.context, partial=partial)
 
@@ -83,10 +135,9 @@ def _style(config: Config, sizes: Sizes, fused: bool, mixer: Mixer | None) -> St
     return Style(plus=1.0, attention=attention, mixer=mixer)
 
 
-def _layer_types(config: Config, layers: int) -> list[str]:
-    interval = config.size("full_attention_interval", 4)
-    types = config.get("layer_types") or [DELTA_NET if (layer + 1) % interval else FULL for layer in range(layers)]
-    if len(types) != layers or not set(types) <= {FULL, DELTA_NET}:
+def _layer_types(config: Config, layers: int, usual: list[str], kinds: Collection[str]) -> list[str]:
+    types = config.get("layer_types") or usual
+    if len(types) != layers or not set(types) <= set(kinds):
         raise ModelError(f'{config.source}: the native engine cannot follow "layer_types": {types!r}')
     return list(types)
 
@@ -102,14 +153,19 @@ def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, epsilon
     hidden, group = h.width, net.heads // net.kv_heads
     key_width, value_width = net.kv_heads * net.key_size, net.heads * net.value_size
     mixed_width = 2 * key_width + value_width
-    if net.fused:
+    if net.joined:
+        shape = (mixed_width + value_width + 2 * net.heads, hidden)
+        matrices = [Tensor(f"{names.prefix}in_proj.weight", shape, ((0, mixed_width + value_width),))]
+    elif net.fused:
         parts = (net.key_size, net.key_size, group * net.value_size, group * net.value_size)
         shape = (net.kv_heads * sum(parts), hidden)
         name = f"{names.prefix}in_proj_qkvz.weight"
         matrices = [Tensor(name, shape, _rows(net.kv_heads, parts, part)) for part in range(len(parts))]
     else:
         matrices = [names.weight("in_proj_qkv", mixed_width, hidden), names.weight("in_proj_z", value_width, hidden)]
-    if net.fused_gates:
+    if net.joined:
+        gates = [Tensor(f"{names.prefix}in_proj.weight", shape, ((mixed_width + value_width, shape[0]),))]
+    elif net.fused_gates:
         name = f"{names.prefix}in_proj_ba.weight"
         gates = [Tensor(name, (2 * net.heads, hidden), _rows(net.kv_heads, (group, group), part)) for part in range(2)]
     else:

@@ -26,6 +26,7 @@ OTHERS = (
     (".self_attn.o_proj.", ".attention.dense."),
     (".self_attn.", ".attention."),  # Ling 3
     (".self_attn.gate_proj.", ".self_attn.g_proj."),  # LFM3
+    (".linear_attn.norm.", ".linear_attn.out_norm."),  # Lara 4 Mini
     (".input_layernorm.", ".attention_layer_norm."),  # OLMo Hybrid
     (".post_attention_layernorm.", ".feedforward_layer_norm."),
     (".mlp.gate.weight", ".mlp.router.gate.weight"),  # Hy3
