@@ -628,6 +628,33 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
         | {"mlp_only_layers": [2], "attention_bias": True, "linear_conv_kernel_dim": 3},
     ),
+    "beam-plain": (
+        "beam",
+        MIXTURE
+        | {
+            "num_experts": 6,
+            "moe_intermediate_size": 32,
+            "head_dim": 16,
+            "sliding_window": 9,
+            "n_group": 1,
+            "topk_group": 1,
+        }
+        | {"mlp_layer_types": ["sparse", "sparse"], "layer_types": ["full_attention", "sliding_attention"]}
+        | {"norm_topk_prob": False, "attention_bias": True, "final_logit_softcapping": None, "tie_word_embeddings": True}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+                "sliding_attention": None,
+            }
+        }
+        | {"routed_scaling_factor": 1.5},
+    ),
+    "beam": (
+        "beam",
+        MIXTURE
+        | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 24, "sliding_window": 7}
+        | {"num_hidden_layers": 5, "n_group": 4, "topk_group": 2},
+    ),
     "lara-plain": (
         "lara_mini",
         MIXTURE

@@ -6,10 +6,10 @@ Kolibri and Laguna.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from outrider.kernels.builder import Builder
-from outrider.kernels.program import Activation, Program, Routing, Slice
+from outrider.kernels.program import Activation, Program, Routing, Slice, Tensor
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.experts import (
     Experts,
@@ -261,27 +261,40 @@ def afmoe(config: Config, begin: Begin) -> Program:
         second_norm="pre_mlp_layernorm",
         norms_behind=("post_attention_layernorm", "post_mlp_layernorm"),
         embedding_scale=lambda builder: sizes.hidden**0.5 if scaled else 1.0,
-        attention=_gated_attention(sizes, [rope if kind == SLIDING else None for kind in types], each, bias),
+        attention=gated_attention(sizes, [rope if kind == SLIDING else None for kind in types], each, bias),
         mixer=mixture(sizes, deepseek_experts(config, count, 6, 1408, shared, router, lambda layer: layer >= dense)),
     )
     return decoder(config, begin, sizes, style)
 
 
-def _gated_attention(sizes: Sizes, ropes: list[Rope | None], windows: list[int], bias: bool) -> Mixer:
+def gated_attention(
+    sizes: Sizes,
+    ropes: list[Rope | None],
+    windows: list[int],
+    bias: bool,
+    gate_biased: bool = False,
+    factors: Sequence[float] = (),
+) -> Mixer:
+    """``gate_biased``: all gates of a head share a bias. ``factors`` (empty: none) are those of queries by position, in
+    layers without rope."""
     heads, kv_heads, size = sizes.heads, sizes.kv_heads, sizes.head_size
     width, kv_width = heads * size, kv_heads * size
+    by_head = tuple((head, head + 1) for head in range(heads) for _ in range(size))
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         names, rope = Linear(f"model.layers.{layer}.self_attn."), ropes[layer]
         projections = [("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)]
         matrices = [names.weight(name, rows, h.width) for name, rows in projections]
         qkv = builder.linear(h, matrices, biases=names.biases(bias, *projections))
-        gate = builder.linear(h, [names.weight("gate_proj", width, h.width)])
+        shifts = [Tensor(f"{names.prefix}gate_bias", (heads,), by_head)] if gate_biased else []
+        gate = builder.linear(h, [names.weight("gate_proj", width, h.width)], biases=shifts)
         query, key, value = qkv.split(width, kv_width, kv_width)
         for part, name, count in ((query, "q_norm", heads), (key, "k_norm", kv_heads)):
             builder.head_norm(part, names.vector(name, size), heads=count, epsilon=sizes.epsilon)
             if rope is not None:
                 rotate(builder, part, rope, count)
+        if rope is None and factors:
+            builder.scale_by_position(query, factors, 1)
         a = builder.attention(query, key, value, heads=heads, kv_heads=kv_heads, window=windows[layer])
         output = [names.weight("o_proj", h.width, width)]
         biases = names.biases(bias, ("o_proj", h.width))

@@ -87,11 +87,13 @@ class Style:
     ``fused``: queries, keys and values are one tensor; ``fused_gate``: so are gate and up. ``paired``: rope rotates
     neighbouring columns. ``first_norm`` names the norm before attention, ``second_norm`` the one before the gated layer
     ("": the usual name), ``norms_behind`` the ones after attention and after the gated layer, ``last_norm`` the one before
-    the LM head. ``clip`` (0: none) bounds queries, keys and values. ``query_factors`` are (factors, positions): a rotated
-    query is multiplied by factors[its position // positions]. ``plus`` is added to every norm's weight. ``weightless``:
-    the kind of norms that have no weights; with RMS the norms of heads have none either. ``embedding_norm``: a norm
-    follows the embedding. ``tied``: whether the LM head is the embedding by default. ``head_rows`` (0: the whole
-    vocabulary): the LM head has only the vocabulary's first ``head_rows`` tokens; no other is ever chosen.
+    the LM head. ``depth_scaled``: the residual is divided by sqrt(n) after what is added as the n-th summand, the embedding
+    being the first (Beam). ``clip`` (0: none) bounds queries, keys and values. ``query_factors`` are (factors, positions):
+    a rotated query is multiplied by factors[its position // positions]. ``plus`` is added to every norm's weight.
+    ``weightless``: the kind of norms that have no weights; with RMS the norms of heads have none either.
+    ``embedding_norm``: a norm follows the embedding. ``tied``: whether the LM head is the embedding by default.
+    ``head_rows`` (0: the whole vocabulary): the LM head has only the vocabulary's first ``head_rows`` tokens; no other is
+    ever chosen.
     ``attention`` and ``mixer`` replace the usual attention and the gated layer.
     """
 
@@ -108,6 +110,7 @@ class Style:
     weightless: Norm | None = None
     embedding_norm: bool = False
     last_norm: str = "norm"
+    depth_scaled: bool = False
     head_norms: HeadNorms = HeadNorms.NONE
     head_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     windows: Sequence[int] = ()
@@ -138,17 +141,21 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
     embedding = Tensor("model.embed_tokens.weight", (sizes.vocabulary, sizes.hidden))
     x = builder.embed(embedding, style.embedding_scale(builder))
 
-    def norm(y: Slice, weight: Tensor, residual: Slice | None = None) -> Slice:
+    def norm(y: Slice, weight: Tensor, residual: Slice | None = None, summands: int = 1) -> Slice:
         kind = Norm.RMS if style.weightless is None else style.weightless
         gain = weight if style.weightless is None else None
-        return builder.norm(y, gain, kind=kind, epsilon=sizes.epsilon, residual=residual)
+        # The sum is kept undivided: norm(y / sqrt(n)) with epsilon is norm(y) with n epsilon.
+        epsilon = sizes.epsilon * (summands if style.depth_scaled else 1)
+        return builder.norm(y, gain, kind=kind, epsilon=epsilon, residual=residual)
 
     each = [style.norms] * sizes.layers if isinstance(style.norms, Norms) else style.norms
     behind_attention, behind_mixer = style.norms_behind
     if style.embedding_norm:
         x = norm(x, Tensor("model.embedding_norm.weight", (sizes.hidden,)))
     for layer in range(sizes.layers):
-        builder.layer_input(layer, x)
+        summands = 2 * layer + 1
+        scaled = style.depth_scaled and layer in builder.states
+        builder.layer_input(layer, builder.scale(x, summands**-0.5) if scaled else x)
         if layer in style.left_out:
             continue
         block = Linear(f"model.layers.{layer}.")
@@ -156,14 +163,15 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
         # Llama's name of the norm before the gated layer, unless the norm after attention has that name.
         second = style.second_norm or ("pre_feedforward_layernorm" if behind else "post_attention_layernorm")
         vector = [block.vector(name, sizes.hidden, style.plus) for name in (style.first_norm, second)]
-        h = norm(x, vector[0]) if before else x
+        h = norm(x, vector[0], summands=summands) if before else x
         residual = None if behind else x
         a = attention(builder, h, layer, residual)
         x = norm(a, block.vector(behind_attention, sizes.hidden, style.plus), x) if behind else a
-        h = norm(x, vector[1]) if before else x
+        h = norm(x, vector[1], summands=summands + 1) if before else x
         m = mixer(builder, h, layer, None if behind else x)
         x = norm(m, block.vector(behind_mixer, sizes.hidden, style.plus), x) if behind else m
-    x = norm(x, Tensor(f"model.{style.last_norm}.weight", (sizes.hidden,), plus=style.plus))
+    last = Tensor(f"model.{style.last_norm}.weight", (sizes.hidden,), plus=style.plus)
+    x = norm(x, last, summands=2 * sizes.layers + 1)
     tied = config.flag("tie_word_embeddings", style.tied)
     rows = style.head_rows or sizes.vocabulary
     head = embedding if tied else Tensor("lm_head.weight", (rows, sizes.hidden))
