@@ -60,8 +60,11 @@ from outrider.workers.errors import JobChangedError, JobError, LeaseError, Usage
 QUEUE_DEPTH = 2
 # A host that has not answered after this time counts as alive: Ray would have declared a silent one dead well before.
 SIGN_SECONDS = 60.0
-# A draft that has died this often is not restarted: the replica goes on without one.
+# A draft that has died this often, each time soon, is started again only after a pause, without which the replica works
+# meanwhile. A server runs for weeks, so a death long after a start counts as the first.
 MOST_DRAFT_DEATHS = 5
+DRAFT_STEADY_SECONDS = 600.0
+DRAFT_PAUSE_SECONDS = 3600.0
 # A draft whose cores another run holds is started again after this time.
 DRAFT_AGAIN_SECONDS = 30.0
 
@@ -115,8 +118,9 @@ class _Replica:
     plan: ReplicaPlan
     state: State
     draft_deaths: int = 0
-    # When the draft last found its cores held by another run, and whether that was noted since the draft was last up.
-    draft_held_since: float | None = None
+    draft_up_since: float | None = None
+    # When the draft is to be started again, and whether it was noted since it was last up that another run holds its cores.
+    draft_due: float | None = None
     draft_wait_noted: bool = False
 
 
@@ -167,6 +171,7 @@ class Lifecycle:
             case DraftReady(replica):
                 self._draft_ever_up = True
                 self._replicas[replica].draft_wait_noted = False
+                self._replicas[replica].draft_up_since = now
                 return [AttachDraft(replica)]
             case DraftDied(replica, failure):
                 return self._lose_draft(replica, failure, now)
@@ -189,7 +194,7 @@ class Lifecycle:
 
     def _start(self, replica: int, now: float) -> list[Instruction]:
         self._enter(replica, Starting(now))
-        self._replicas[replica].draft_held_since = None
+        self._replicas[replica].draft_due = None
         return [Start(replica)]
 
     def _target_is_up(self, replica: int) -> list[Instruction]:
@@ -260,17 +265,21 @@ class Lifecycle:
         state = self._replicas[replica]
         if isinstance(failure.error, LeaseError):
             return self._await_draft_cores(replica, failure.error, now)
+        if state.draft_up_since is not None and now - state.draft_up_since > DRAFT_STEADY_SECONDS:
+            state.draft_deaths = 0
+        state.draft_up_since = None
         state.draft_deaths += 1
         recorded = RecordLoss(Loss.DRAFT, replica, failure.reason)
         if state.draft_deaths < MOST_DRAFT_DEATHS:
             return [recorded, StartDraft(replica)]
+        state.draft_due = now + DRAFT_PAUSE_SECONDS
         without = f"replica {replica} goes on without a draft, which died {MOST_DRAFT_DEATHS} times: {failure.reason}"
         return [recorded, Note(without)]
 
     def _await_draft_cores(self, replica: int, held: LeaseError, now: float) -> list[Instruction]:
         """Another run holds the draft's cores: the target decodes plainly, and the draft is started again later."""
         state = self._replicas[replica]
-        noted, state.draft_wait_noted, state.draft_held_since = state.draft_wait_noted, True, now
+        noted, state.draft_wait_noted, state.draft_due = state.draft_wait_noted, True, now + DRAFT_AGAIN_SECONDS
         return [] if noted else [Note(f"the draft of replica {replica} waits for cores: {held}")]
 
     def _lose_host(self, replica: int, reason: str) -> list[Instruction]:
@@ -305,12 +314,11 @@ class Lifecycle:
                     yield from self._died(number)
 
     def _drafts_due(self, now: float) -> Iterator[Instruction]:
-        """Start drafts again that found their cores held by another run."""
+        """Start drafts again that found their cores held by another run, or that have died too often."""
         for number, replica in self._replicas.items():
-            since = replica.draft_held_since
             wanted = not self._draining and isinstance(replica.state, Starting | Up)
-            if wanted and since is not None and now - since > DRAFT_AGAIN_SECONDS:
-                replica.draft_held_since = None
+            if wanted and replica.draft_due is not None and now > replica.draft_due:
+                replica.draft_due = None
                 yield StartDraft(number)
 
     def _end_without_cores(self, now: float) -> Iterator[Instruction]:

@@ -10,6 +10,8 @@ from driver_fakes import PLAN
 from outrider.runner.driving import lifecycle_events, schedule_events
 from outrider.runner.driving.lifecycle import (
     DRAFT_AGAIN_SECONDS,
+    DRAFT_PAUSE_SECONDS,
+    DRAFT_STEADY_SECONDS,
     MOST_DRAFT_DEATHS,
     SIGN_SECONDS,
     Doubtful,
@@ -94,6 +96,27 @@ def test_a_dead_draft_is_started_again_until_it_dies_too_often() -> None:
     without = Note("replica 0 goes on without a draft, which died 5 times: its process died")
     assert told(machine, DraftDied(0, DIED)) == [recorded, without]
     assert machine.state(0) == Up()
+
+
+def test_a_draft_that_dies_now_and_then_is_always_started_again() -> None:
+    """As on a server, over weeks."""
+    machine = made(up=[0])
+    for death in range(3 * MOST_DRAFT_DEATHS):
+        now = death * 2 * DRAFT_STEADY_SECONDS
+        told(machine, DraftReady(0), now=now)
+        assert StartDraft(0) in told(machine, DraftDied(0, DIED), now=now + DRAFT_STEADY_SECONDS + 1.0)
+
+
+def test_a_draft_that_died_too_often_is_tried_again_after_a_pause() -> None:
+    machine = made(up=[0])
+    for _ in range(MOST_DRAFT_DEATHS):
+        told(machine, DraftDied(0, DIED), now=5.0)
+    for pause in (1, 2, 3):
+        due = 5.0 + pause * (DRAFT_PAUSE_SECONDS + 1.0)
+        assert told(machine, Tick(), now=due - 1.5) == []
+        assert told(machine, Tick(), Tick(), now=due) == [StartDraft(0)]
+        told(machine, DraftReady(0), now=due)
+        assert StartDraft(0) not in told(machine, DraftDied(0, DIED), now=due), "it is as bad as before"
 
 
 def test_a_target_that_dies_is_in_doubt_until_its_host_has_told() -> None:
