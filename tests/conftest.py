@@ -75,8 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("oldest_ray")
         for mark in item.iter_markers("one_in"):
             assert isinstance(item, pytest.Function)
-            lists = [each.args[0] for each in item.iter_markers("parametrize")]
-            if diagonal(item.callspec.indices, lists) % mark.args[0]:
+            if diagonal(item) % mark.args[0]:
                 item.add_marker("slow")
         if ALL_EXAMPLES and isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
             item.add_marker("slow")

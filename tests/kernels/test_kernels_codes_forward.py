@@ -36,7 +36,7 @@ def test_codes_against_the_reference_and_on_every_instruction_set(name, format, 
     assert abs(found[INSTRUCTION_SETS[0]] - wanted).max() <= TOLERANCE[format] * abs(wanted).max()
 
 
-@pytest.mark.one_in(14)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("format", [Format.W4A8, Format.W4ABF16])
 @pytest.mark.parametrize(

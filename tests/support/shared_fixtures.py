@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from sysfs_trees import sapphire_rapids
 from outrider.runner import process_exit
 
 OURS = logging.getLogger("outrider")
+# At threads that a file of tests has left. One that has an end to come to is done by the last look.
+LOOKS, SECONDS_BETWEEN_LOOKS = 50, 0.02
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
 
 
@@ -43,3 +48,28 @@ def logs_as_before() -> Iterator[None]:
     before = OURS.level
     yield
     assert before == OURS.level, "this test leaves the level of outrider's logger changed: use caplog.set_level"
+
+
+def nanoseconds_with_work(threads: Iterable[threading.Thread]) -> int:
+    """For how long the threads have had a core, or waited for one."""
+    total = 0
+    for thread in threads:
+        with suppress(FileNotFoundError):
+            ran, waited, _ = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
+            total += int(ran) + int(waited)
+    return total
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaves_no_busy_thread() -> Iterator[None]:
+    """Fails a file of tests that leaves a thread at work: all tests behind it in this process would take longer."""
+    before = set(threading.enumerate())
+    yield
+    for _ in range(LOOKS):
+        if not (left := set(threading.enumerate()) - before):
+            return
+        began = nanoseconds_with_work(left)
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        if nanoseconds_with_work(left) - began < SECONDS_BETWEEN_LOOKS * 1e9 / 2:
+            return
+    pytest.fail(f"threads of this file are at work after its last test: {sorted(thread.name for thread in left)}")

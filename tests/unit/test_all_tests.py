@@ -81,8 +81,24 @@ def test_only_failed_tests_have_a_second_turn(
     assert not old.exists()
 
 
-@pytest.mark.parametrize("names", ["name, wanted", ("name", "wanted")])
-def test_parameters_that_are_given_together_have_one_place(names: str | tuple[str, str]) -> None:
-    """Else one_in(2) would leave out nothing of a list of pairs."""
-    assert [diagonal({"name": place, "wanted": place}, [names]) for place in range(4)] == [0, 1, 2, 3]
-    assert diagonal({"name": 2, "wanted": 2, "format": 3, "fixture": 1}, [names, "format"]) == 6
+@pytest.fixture(params=["fixture", "of", "three"])
+def third(request: pytest.FixtureRequest) -> int:
+    return ["fixture", "of", "three"].index(request.param)
+
+
+PAIRS = [("a", 0), pytest.param("b", 1), ("c", 2)]
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+@pytest.mark.parametrize(("name", "also"), PAIRS)
+def test_a_test_has_a_place_in_each_of_its_lists(
+    name: str, also: int, alone: int, third: int, request: pytest.FixtureRequest
+) -> None:
+    """What one_in(n) goes by. By places among all combinations, one_in(2) would leave out nothing of two lists."""
+    assert diagonal(request.node) == also + alone + third
+
+
+@pytest.mark.parametrize("name, also", iter(PAIRS))
+def test_a_list_that_is_gone_after_its_first_use_is_seen(name: str, also: int, request: pytest.FixtureRequest) -> None:
+    with pytest.raises(LookupError, match="has it an iterator for a list"):
+        diagonal(request.node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
-def families(quick: Collection[str] = QUICK, names: Iterable[str] = FAMILIES) -> Iterator[object]:
-    for name in names:
-        yield pytest.param(name, marks=() if name in quick else pytest.mark.slow)
+def families(quick: Collection[str] = QUICK, names: Iterable[str] = FAMILIES) -> list[object]:
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
 def one_of_each() -> list[str]:

@@ -135,7 +135,7 @@ def test_families_have_names_and_norms_of_their_own(name: str, changes: dict[str
     assert "dequantised" not in read_program(model, PRECISIONS["w4abf16"]).weights
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe-lite"])
 @pytest.mark.parametrize("quantised", [True, False])
 def test_latent_attention_has_its_matrices_by_heads(name: str, quantised: bool, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from silent_server import silent_server
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -333,7 +334,7 @@ class Journals:
 
 def host(journals: Journals, wanted: str = "batch") -> tuple[Any, list[dict[str, Any]]]:
     said: list[dict[str, Any]] = []
-    made: Any = _Host({"options": {"input": "-"}, "name": "small"}, mock.Mock(send=said.append))
+    made: Any = _Host({"options": {"input": "-"}, "name": "small"}, silent_server(said.append))
     made._jobs, made._driver, made._models = journals, mock.Mock(), mock.Mock()
     made._wanted.append(_QueuedBatch(wanted, Path("/data/batches") / wanted, 0.0))
     return made, said

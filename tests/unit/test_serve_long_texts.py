@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from silent_server import silent_server
 
 from outrider.runner.job.prompts import BadRow
 from outrider.runner.serve import host_child
@@ -32,7 +33,7 @@ class World:
     second: mock.Mock = field(default_factory=mock.Mock)
 
     def __post_init__(self) -> None:
-        self.host: Any = _Host({"options": {"input": "-"}, "name": "small"}, mock.Mock(send=self.answers.put))
+        self.host: Any = _Host({"options": {"input": "-"}, "name": "small"}, silent_server(self.answers.put))
         self.host._models, self.host._driver = mock.Mock(), mock.Mock()
         self.host._models.target.path = "/models/small"
         self.host._tokenizer_process = mock.sentinel.first
