@@ -18,7 +18,10 @@ SPEAKING = "which is a speech model: name a language model"
 FILLING_IN = "which is not autoregressive: name a model that is"
 GROUPS = ((SEES, SEEING), (GUESSES, GUESSING), (READS, READING), (SPEAKS, SPEAKING), (FILLS_IN, FILLING_IN))
 WHAT = {name: what for names, what in GROUPS for name in names}
-USUAL = "which is not run from GGUF files: give the model's checkpoint in safetensors (docs/models.md names those that are)"
+USUAL = (
+    "which is not run from GGUF files: give the model's checkpoint in safetensors (docs/quantised-checkpoints.md names "
+    "those that are)"
+)
 
 
 def why_not(name: str) -> str:
