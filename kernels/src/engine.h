@@ -140,15 +140,6 @@ struct Engine {
   friend struct Pass;
   friend class AttentionBeside;
   int32_t check(const outrider_program &program);
-  int32_t check_op(const outrider_op &op, bool selecting, std::vector<bool> *selected);
-  int32_t check_experts(const outrider_op &op) const;
-  int32_t check_heads(const outrider_op &op) const;
-  // Whether `count` weights from `weight` on are matrices in tiles with the same shape and storage.
-  bool are_alike(int32_t weight, int32_t count) const;
-  int32_t check_choice(const outrider_op &op) const;
-  int32_t check_slice(const outrider_slice &slice, int64_t width, const char *what) const;
-  int32_t check_vectors(const outrider_op &op) const;
-  int32_t check_convolution(const outrider_op &op) const;
   int32_t plan_cache(int layers, int64_t limit);
   int32_t plan_recurrence();
   int32_t plan_pairs();

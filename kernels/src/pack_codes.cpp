@@ -99,125 +99,150 @@ bool all_zeros(const Row &row, int column, int count) {
 void put(char *at, uint32_t word) { memcpy(at, &word, sizeof word); }
 void put_half(char *at, uint16_t half) { memcpy(at, &half, sizeof half); }
 
-// Packs the scales, minima and zero points of the block whose first channel is `start`.
-int32_t pack_header(const Row &row, char *header, int start, int channels) {
+// FACTORS: a scale for the block, and a factor and an offset for each group.
+int32_t pack_factors(const Row &row, char *header, int start, int channels) {
+  const int lane = row.lane, group = row.weight.group;
+  const float scale = row.scales[start / kBlockChannels];
+  if (!isfinite(scale) || bits_of(scale) & 0xFFFF) return inexact(row, start, scale, "bf16");
+  uint32_t word = bits_of(scale), all_offsets = 0;
+  for (int g = 0; g * group < channels; ++g) {
+    const int factor = row.sub_scales[start / group + g] - kLeastFactor, offset = row.sub_minima[start / group + g];
+    if (factor < 0 || factor > 15 || offset < 0 || offset > 255)
+      return fail(OUTRIDER_INVALID, "row %d, column %d: a factor of %d and an offset of %d, at most 17 and 255 fit",
+                  row.number, start + g * group, factor + kLeastFactor, offset);
+    word |= static_cast<uint32_t>(factor) << 4 * g;
+    all_offsets |= static_cast<uint32_t>(offset) << 8 * g;
+  }
+  put(header + 4 * lane, word);
+  put(header + kTileBytes + 4 * lane, all_offsets);
+  return OUTRIDER_OK;
+}
+
+// EIGHT_BITS: a scale for the super-block, and a factor for each group.
+int32_t pack_eight_bits(const Row &row, char *header, int start, int channels) {
+  const int lane = row.lane, group = row.weight.group;
+  const float scale = row.scales[start / kSuperChannels];
+  uint16_t half = 0;
+  if (!exact_half(scale, &half)) return inexact(row, start, scale, "fp16");
+  const int16_t *subs = row.sub_scales + start / group;
+  for (int g = 0; g * group < channels; ++g) {
+    if (subs[g] < -128 || subs[g] > 127)
+      return fail(OUTRIDER_INVALID, "row %d, column %d: a factor of %d is not one of 8 bits", row.number, start + g * group,
+                  subs[g]);
+    header[g / 4 * kTileBytes + 4 * lane + g % 4] = static_cast<char>(subs[g]);
+  }
+  put_half(header + 4 * kTileBytes + 2 * lane, half);
+  return OUTRIDER_OK;
+}
+
+// FOUR_BITS and SIX_BITS: a scale and a minimum for the super-block, and factors of both for each group, in so many `bits`.
+int32_t factors_of(const Row &row, int start, int g, int bits, int *sub, int *low) {
+  const int group = row.weight.group, most = (1 << bits) - 1;
+  *sub = row.sub_scales[start / group + g];
+  *low = row.sub_minima ? row.sub_minima[start / group + g] : 0;
+  return *sub >= 0 && *sub <= most && *low >= 0 && *low <= most
+             ? OUTRIDER_OK
+             : fail(OUTRIDER_INVALID, "row %d, column %d: factors of %d and %d are not of %d bits", row.number,
+                    start + g * group, *sub, *low, bits);
+}
+
+int32_t pack_factored_minima(const Row &row, char *header, int start, int channels) {
+  const int lane = row.lane, group = row.weight.group, super = start / kSuperChannels;
+  uint16_t scale = 0, minimum = 0;
+  if (!exact_half(row.scales[super], &scale)) return inexact(row, start, row.scales[super], "fp16");
+  if (row.minima && !exact_half(row.minima[super], &minimum)) return inexact(row, start, row.minima[super], "fp16");
+  put(header + 4 * lane, scale | static_cast<uint32_t>(minimum) << 16);
+  const bool four = row.weight.scales == OUTRIDER_FOUR_BITS;
+  uint8_t words[12] = {};
+  for (int g = 0; g * group < channels; ++g) {
+    int sub, low;
+    const int32_t status = factors_of(row, start, g, four ? 4 : 6, &sub, &low);
+    if (status != OUTRIDER_OK) return status;
+    if (four) {
+      header[(1 + g / 4) * kTileBytes + 4 * lane + g % 4] = static_cast<char>(sub | low << 4);
+      continue;
+    }
+    words[g] = static_cast<uint8_t>(words[g] | sub);
+    if (g < 4) {
+      words[8 + g] = static_cast<uint8_t>(words[8 + g] | low);
+    } else {
+      // The minimum's factors of groups 4 to 7 are in the upper two bits of the bytes of three words, two bits in each.
+      for (int part = 0; part < 3; ++part)
+        words[4 * part + g - 4] = static_cast<uint8_t>(words[4 * part + g - 4] | (low >> 2 * part & 3) << 6);
+    }
+  }
+  for (int part = 0; part < 3 && !four; ++part) memcpy(header + (1 + part) * kTileBytes + 4 * lane, words + 4 * part, 4);
+  return OUTRIDER_OK;
+}
+
+int32_t check_scale(const Row &row, int column, float scale, int zero) {
+  if (!isfinite(scale))
+    return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale is %f", row.number, column, static_cast<double>(scale));
+  if (expands_codes(row.weight) && !(fabsf(scale) <= largest_scale(row.weight.codes)))
+    return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale %.9g makes infinite numbers in bf16", row.number, column,
+                static_cast<double>(scale));
+  // AMX multiplies code - zero point as signed bytes.
+  if (row.weight.codes == OUTRIDER_INT4 && zero > 128)
+    return fail(OUTRIDER_INVALID, "row %d, column %d: a zero point of %d of codes of 4 bits, at most 128 fit", row.number,
+                column, zero);
+  return OUTRIDER_OK;
+}
+
+// Packs the scale of group g, which has `count` channels from `column` on.
+int32_t pack_scale(const Row &row, char *header, int g, int column, float scale, int count) {
+  const int lane = row.lane;
+  const uint32_t word = bits_of(scale);
+  uint16_t half = 0;
+  switch (row.weight.scales) {
+    case OUTRIDER_SCALE_F32:
+      // Half of a scale of E2M1, since the kernels multiply twice the value.
+      if (row.weight.codes == OUTRIDER_E2M1 && scale != 0.0f && !isnormal(scale * 0.5f))
+        return inexact(row, column, scale, "half a normal fp32");
+      put(header + g * kTileBytes + 4 * lane, row.weight.codes == OUTRIDER_E2M1 ? bits_of(scale * 0.5f) : word);
+      return OUTRIDER_OK;
+    case OUTRIDER_SCALE_F16:
+    case OUTRIDER_HALF_MINIMA:
+      if (!exact_half(scale, &half)) return inexact(row, column, scale, "fp16");
+      put_half(header + g * kTileBytes / 2 + 2 * lane, half);
+      return OUTRIDER_OK;
+    case OUTRIDER_SCALE_BF16:
+      if (word & 0xFFFF) return inexact(row, column, scale, "bf16");
+      put_half(header + g * kTileBytes / 2 + 2 * lane, static_cast<uint16_t>(word >> 16));
+      return OUTRIDER_OK;
+    default:
+      // E8M0: 2^(byte - 127). Byte 0, a subnormal fp32, is read as 0: that is right in a group of zeros, with which llama.cpp writes it.
+      if (word == kLeastPower && all_zeros(row, column, count)) {
+        header[4 * lane + g] = 0;
+        return OUTRIDER_OK;
+      }
+      if (word & 0x807FFFFF || word >> 23 < 1) return inexact(row, column, scale, "e8m0 above 2^-127");
+      header[4 * lane + g] = static_cast<char>(word >> 23);
+      return OUTRIDER_OK;
+  }
+}
+
+// A scale for each group; with it a minimum, or a zero point.
+int32_t pack_scales(const Row &row, char *header, int start, int channels) {
   const outrider_weight &weight = row.weight;
   const int lane = row.lane, group = weight.group;
-  if (weight.scales == OUTRIDER_FACTORS) {
-    const float scale = row.scales[start / kBlockChannels];
-    if (!isfinite(scale) || bits_of(scale) & 0xFFFF) return inexact(row, start, scale, "bf16");
-    uint32_t word = bits_of(scale), all_offsets = 0;
-    for (int g = 0; g * group < channels; ++g) {
-      const int factor = row.sub_scales[start / group + g] - kLeastFactor, offset = row.sub_minima[start / group + g];
-      if (factor < 0 || factor > 15 || offset < 0 || offset > 255)
-        return fail(OUTRIDER_INVALID, "row %d, column %d: a factor of %d and an offset of %d, at most 17 and 255 fit",
-                    row.number, start + g * group, factor + kLeastFactor, offset);
-      word |= static_cast<uint32_t>(factor) << 4 * g;
-      all_offsets |= static_cast<uint32_t>(offset) << 8 * g;
-    }
-    put(header + 4 * lane, word);
-    put(header + kTileBytes + 4 * lane, all_offsets);
-    return OUTRIDER_OK;
-  }
-  if (has_factored_minima(weight) || weight.scales == OUTRIDER_EIGHT_BITS) {
-    const int super = start / kSuperChannels;
-    uint16_t scale = 0, minimum = 0;
-    if (!exact_half(row.scales[super], &scale)) return inexact(row, start, row.scales[super], "fp16");
-    const int16_t *subs = row.sub_scales + start / group;
-    if (weight.scales == OUTRIDER_EIGHT_BITS) {
-      for (int g = 0; g * group < channels; ++g) {
-        if (subs[g] < -128 || subs[g] > 127)
-          return fail(OUTRIDER_INVALID, "row %d, column %d: a factor of %d is not one of 8 bits", row.number,
-                      start + g * group, subs[g]);
-        header[g / 4 * kTileBytes + 4 * lane + g % 4] = static_cast<char>(subs[g]);
-      }
-      put_half(header + 4 * kTileBytes + 2 * lane, scale);
-      return OUTRIDER_OK;
-    }
-    if (row.minima && !exact_half(row.minima[super], &minimum)) return inexact(row, start, row.minima[super], "fp16");
-    const int16_t *lows = row.sub_minima ? row.sub_minima + start / group : nullptr;
-    put(header + 4 * lane, scale | static_cast<uint32_t>(minimum) << 16);
-    if (weight.scales == OUTRIDER_FOUR_BITS) {
-      for (int g = 0; g * group < channels; ++g) {
-        const int sub = subs[g], low = lows ? lows[g] : 0;
-        if (sub < 0 || sub > 15 || low < 0 || low > 15)
-          return fail(OUTRIDER_INVALID, "row %d, column %d: factors of %d and %d are not of 4 bits", row.number,
-                      start + g * group, sub, low);
-        header[(1 + g / 4) * kTileBytes + 4 * lane + g % 4] = static_cast<char>(sub | low << 4);
-      }
-      return OUTRIDER_OK;
-    }
-    uint8_t words[12] = {};
-    for (int g = 0; g * group < channels; ++g) {
-      const int sub = subs[g], low = lows ? lows[g] : 0;
-      if (sub < 0 || sub > 63 || low < 0 || low > 63)
-        return fail(OUTRIDER_INVALID, "row %d, column %d: factors of %d and %d are not of 6 bits", row.number,
-                    start + g * group, sub, low);
-      words[g] = static_cast<uint8_t>(words[g] | sub);
-      if (g < 4) {
-        words[8 + g] = static_cast<uint8_t>(words[8 + g] | low);
-      } else {
-        // The minimum's factors of groups 4 to 7 are in the upper two bits of the bytes of three words, two bits in each.
-        for (int part = 0; part < 3; ++part)
-          words[4 * part + g - 4] = static_cast<uint8_t>(words[4 * part + g - 4] | (low >> 2 * part & 3) << 6);
-      }
-    }
-    for (int part = 0; part < 3; ++part) memcpy(header + (1 + part) * kTileBytes + 4 * lane, words + 4 * part, 4);
-    return OUTRIDER_OK;
-  }
   // A row's zero points: a byte for each group, or two bytes for a single group.
   char *const zero_points = header + row.shape.scale_bytes + (kBlockChannels / group == 4 ? 4 : 2) * lane;
   for (int g = 0; g * group < channels; ++g) {
     const int column = start + g * group, source = column / row.source_group;
     const float scale = row.scales[source];
     const int zero = row.zeros ? row.zeros[source] : middle(weight.codes);
-    if (!isfinite(scale))
-      return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale is %f", row.number, column,
-                  static_cast<double>(scale));
-    if (expands_codes(weight) && !(fabsf(scale) <= largest_scale(weight.codes)))
-      return fail(OUTRIDER_NOT_FINITE, "row %d, column %d: the scale %.9g makes infinite numbers in bf16", row.number,
-                  column, static_cast<double>(scale));
-    // AMX multiplies code - zero point as signed bytes.
-    if (weight.codes == OUTRIDER_INT4 && zero > 128)
-      return fail(OUTRIDER_INVALID, "row %d, column %d: a zero point of %d of codes of 4 bits, at most 128 fit", row.number,
-                  column, zero);
-    const uint32_t word = bits_of(scale);
-    uint16_t half = 0;
-    switch (weight.scales) {
-      case OUTRIDER_WORDS:
-        if (word & 0xFF) return inexact(row, column, scale, "24 bits");
-        put(header + 4 * lane, word | static_cast<uint32_t>(zero));
-        continue;
-      case OUTRIDER_SCALE_F32:
-        if (weight.codes == OUTRIDER_E2M1) {
-          // Half of the scale, since the kernels multiply twice the value.
-          if (scale != 0.0f && !isnormal(scale * 0.5f)) return inexact(row, column, scale, "half a normal fp32");
-          put(header + g * kTileBytes + 4 * lane, bits_of(scale * 0.5f));
-          break;
-        }
-        put(header + g * kTileBytes + 4 * lane, word);
-        break;
-      case OUTRIDER_SCALE_F16:
-      case OUTRIDER_HALF_MINIMA:
-        if (!exact_half(scale, &half)) return inexact(row, column, scale, "fp16");
-        put_half(header + g * kTileBytes / 2 + 2 * lane, half);
-        break;
-      case OUTRIDER_SCALE_BF16:
-        if (word & 0xFFFF) return inexact(row, column, scale, "bf16");
-        put_half(header + g * kTileBytes / 2 + 2 * lane, static_cast<uint16_t>(word >> 16));
-        break;
-      default:
-        // 2^(byte - 127). Byte 0, a subnormal fp32, is read as 0: that is right in a group of zeros, with which llama.cpp
-        // writes it.
-        if (word == kLeastPower && all_zeros(row, column, std::min(group, channels - g * group))) {
-          header[4 * lane + g] = 0;
-          continue;
-        }
-        if (word & 0x807FFFFF || word >> 23 < 1) return inexact(row, column, scale, "e8m0 above 2^-127");
-        header[4 * lane + g] = static_cast<char>(word >> 23);
-        continue;
+    int32_t status = check_scale(row, column, scale, zero);
+    if (status != OUTRIDER_OK) return status;
+    if (weight.scales == OUTRIDER_WORDS) {
+      if (bits_of(scale) & 0xFF) return inexact(row, column, scale, "24 bits");
+      put(header + 4 * lane, bits_of(scale) | static_cast<uint32_t>(zero));
+      continue;
     }
+    status = pack_scale(row, header, g, column, scale, std::min(group, channels - g * group));
+    if (status != OUTRIDER_OK) return status;
+    if (weight.scales == OUTRIDER_SCALE_E8M0) continue;
     if (weight.scales == OUTRIDER_HALF_MINIMA) {
+      uint16_t half = 0;
       if (!exact_half(row.minima[source], &half)) return inexact(row, column, row.minima[source], "fp16");
       put_half(header + (kBlockChannels / group + g) * kTileBytes / 2 + 2 * lane, half);
     } else if (weight.zeros) {
@@ -228,6 +253,14 @@ int32_t pack_header(const Row &row, char *header, int start, int channels) {
     }
   }
   return OUTRIDER_OK;
+}
+
+// Packs the scales, minima and zero points of the block whose first channel is `start`.
+int32_t pack_header(const Row &row, char *header, int start, int channels) {
+  if (row.weight.scales == OUTRIDER_FACTORS) return pack_factors(row, header, start, channels);
+  if (row.weight.scales == OUTRIDER_EIGHT_BITS) return pack_eight_bits(row, header, start, channels);
+  if (has_factored_minima(row.weight)) return pack_factored_minima(row, header, start, channels);
+  return pack_scales(row, header, start, channels);
 }
 
 // Packs one unit, up to 32 channels that fill whole lines; missing channels are zero.

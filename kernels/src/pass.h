@@ -118,7 +118,7 @@ struct Pass {
   void convolve(const outrider_op &op, size_t index, int thread);
   void convolve_columns(const outrider_op &op, const FeedState &feed, int32_t first, int32_t columns) const;
   void step_states(const outrider_op &op, size_t index, int thread);
-  void step_heads(const outrider_op &op, const FeedState &feed, int32_t part, int thread) const;
+  struct HeadSteps;
   float scan_step(const outrider_op &op, int32_t head, float dt) const;
   float delta_decay(const outrider_op &op, int32_t number, double rate, float a) const;
   double decay_rate(const outrider_op &op, int32_t head) const;

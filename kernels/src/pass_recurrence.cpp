@@ -91,77 +91,92 @@ void Pass::convolve_columns(const outrider_op &op, const FeedState &feed, int32_
     memmove(inputs + i * plan.input_size, input_at(row.moves + i), bytes);
 }
 
-void Pass::step_states(const outrider_op &op, size_t index, int thread) {
-  const int32_t parts = parts_of(op);
-  claim(index, static_cast<int64_t>(feeds.size()) * parts, thread, [&](int64_t item) {
-    step_heads(op, feeds[static_cast<size_t>(item / parts)], static_cast<int32_t>(item % parts), thread);
-  });
-}
+// A row's new tokens through the states of the heads of one part, which share a key. A token's update of the state is applied when the
+// next token reads the state, together with the pending updates of kept tokens, so that the state is read and written once for each token.
+struct Pass::HeadSteps {
+  HeadSteps(const Pass &whole, const outrider_op &operation, const FeedState &fed, int32_t number, int thread)
+      : pass(whole),
+        op(operation),
+        feed(fed),
+        part(number),
+        aside(engine.attention.as<float>() + thread * engine.most_attention) {}
+  void run() {
+    if (!scans) normalise_keys_and_queries();
+    const int32_t part_heads = op.heads / parts;
+    for (head = part * part_heads; head < (part + 1) * part_heads; ++head) {
+      prepare_factors_and_decays();
+      begin_head();
+      apply_kept_inputs();
+      walk_tokens();
+      keep_updates();
+    }
+    keep_keys();
+  }
 
-// Computes a row's new tokens for the heads of one part, which share a key. A token's update of the state is applied when the next token
-// reads the state, together with the pending updates of kept tokens, so that the state is read and written once for each token.
-void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part, int thread) const {
-  const RecurrencePlan &plan = engine.recurrence;
-  const Recurrent &place = plan.of[static_cast<size_t>(op.integer)];
-  Recurrence &row = engine.rows[static_cast<size_t>(feed.row)].recurrence;
-  const bool scans = op.kind == OUTRIDER_SCAN;
-  const int32_t parts = parts_of(op), part_heads = op.heads / parts, key_head = part * op.kv_heads / parts;
-  const int32_t size = op.head_size, columns = op.out.width / op.heads;
-  const int32_t kept = row.kept, all = kept + feed.count;
-  const int64_t head_state = static_cast<int64_t>(size) * columns;
-  const auto at = [&](const outrider_slice &slice, int64_t token) {
+ private:
+  using Step = void (*)(const StateStep &);
+  Step chosen_step() const {
+    if (by_column) return engine.kernels->scan_by_column;
+    if (scans) return engine.kernels->scan;
+    return decays_by_row(op) ? engine.kernels->delta_rule_by_row : engine.kernels->delta_rule;
+  }
+
+  float *at(const outrider_slice &slice, int64_t token) const {
     return engine.buffer(slice) + token * engine.stride(slice);
-  };
-  const auto key_of = [&](int64_t token) { return at(op.key, token) + key_head * size; };
-  const auto query_of = [&](int64_t token) { return at(op.in, token) + key_head * size; };
-  const auto input_at = [&](int32_t slot) { return row.inputs.data() + slot * plan.input_size + place.input; };
-  const auto each_token = [&](auto work) {
+  }
+  float *key_of(int64_t token) const { return at(op.key, token) + key_head * size; }
+  float *query_of(int64_t token) const { return at(op.in, token) + key_head * size; }
+  float *delta_of(int64_t token) const { return at(op.value, token) + head * columns; }
+  // The delta rule's beta, or the scan's step dt.
+  float &factor_of(int64_t token) const { return at(op.residual, token)[head]; }
+  // The steps of a scan by columns.
+  float *steps_of(int64_t token) const { return at(op.residual, token) + head * columns; }
+  // The delta rule's decays follow its factors in the buffer.
+  float *deltas_decays_of(int64_t token) const { return at(op.residual, token) + op.heads + head * decays_each; }
+  // A scan's decay, exp(-rate * dt), is written to *of_scan. In place of the decays of a scan by columns, its steps.
+  const float *decays_of(int64_t token, float *of_scan) const {
+    if (by_column) return steps_of(token);
+    if (!scans) return deltas_decays_of(token);
+    *of_scan = static_cast<float>(exponential_of(*engine.kernels, -rate * static_cast<double>(factor_of(token))));
+    return of_scan;
+  }
+  // What the row keeps of a token: its key for each part, then the deltas of all heads, then their decays.
+  float *input_at(int32_t slot) const { return row.inputs.data() + slot * plan.input_size + place.input; }
+  float *kept_key(int32_t slot) const { return input_at(slot) + part * size; }
+  float *kept_delta(int32_t slot) const { return input_at(slot) + parts * size + head * columns; }
+  float *kept_decays(int32_t slot) const { return input_at(slot) + parts * size + op.value.width + head * decays_each; }
+
+  template <typename Work> void each_token(Work work) const {
     for (int32_t t = 0; t < feed.count; ++t) work(feed.first_token + t);
-    for (int32_t b = feed.first_branch; b < feed.end_branch; ++b) work(branches[static_cast<size_t>(b)].token);
-  };
-  if (!scans)
+    for (int32_t b = feed.first_branch; b < feed.end_branch; ++b) work(pass.branches[static_cast<size_t>(b)].token);
+  }
+
+  void normalise_keys_and_queries() const {
     each_token([&](int64_t token) {
       engine.kernels->unit_vector(key_of(token), op.epsilon, 1.0f, key_of(token), size);
       engine.kernels->unit_vector(query_of(token), op.epsilon, op.scale, query_of(token), size);
     });
-  const bool by_row = decays_by_row(op), by_column = scans_by_column(op);
-  const int32_t decays_each = decays_of_head(op);
-  const auto step_state = by_column ? engine.kernels->scan_by_column
-                          : scans   ? engine.kernels->scan
-                          : by_row  ? engine.kernels->delta_rule_by_row
-                                    : engine.kernels->delta_rule;
-  for (int32_t head = part * part_heads; head < (part + 1) * part_heads; ++head) {
-    const double rate = by_column ? 0.0 : decay_rate(op, head);
-    const auto delta_of = [&](int64_t token) { return at(op.value, token) + head * columns; };
-    // The delta rule's beta, or the scan's step dt.
-    const auto factor_of = [&](int64_t token) -> float & { return at(op.residual, token)[head]; };
-    // The steps of a scan by columns.
-    const auto steps_of = [&](int64_t token) { return at(op.residual, token) + head * columns; };
-    // The delta rule's decays follow its factors in the buffer; a scan's decay, exp(-rate * dt), is written to *of_scan. In place of the
-    // decays of a scan by columns, its steps.
-    const auto decays_of = [&](int64_t token, float *of_scan) -> const float * {
-      if (by_column) return steps_of(token);
-      if (!scans) return at(op.residual, token) + op.heads + head * decays_each;
-      *of_scan = static_cast<float>(exponential_of(*engine.kernels, -rate * static_cast<double>(factor_of(token))));
-      return of_scan;
-    };
-    const float *const biases = static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data);
+  }
+
+  void prepare_factors_and_decays() {
+    rate = by_column ? 0.0 : pass.decay_rate(op, head);
     each_token([&](int64_t token) {
       if (by_column) return engine.kernels->steps(steps_of(token), biases + head * columns, columns);
       float &factor = factor_of(token);
       if (scans) {
-        factor = scan_step(op, head, factor);
+        factor = pass.scan_step(op, head, factor);
         return;
       }
-      float *const decay = at(op.residual, token) + op.heads + head * decays_each;
-      for (int32_t i = 0; i < decays_each; ++i) decay[i] = delta_decay(op, head * decays_each + i, rate, decay[i]);
+      float *const decay = deltas_decays_of(token);
+      for (int32_t i = 0; i < decays_each; ++i) decay[i] = pass.delta_decay(op, head * decays_each + i, rate, decay[i]);
       factor = engine.kernels->activated(factor, OUTRIDER_SIGMOID);
       if (op.cap != 0.0f && !op.window) factor *= op.cap;
     });
-    float *const state = row.state.data() + place.state + head * head_state;
-    float *const aside = engine.attention.as<float>() + thread * engine.most_attention;
-    const float *keys[kMostPending], *deltas[kMostPending], *decays[kMostPending];
-    StateStep step{};
+  }
+
+  void begin_head() {
+    state = row.state.data() + place.state + head * head_state;
+    step = {};
     step.from = state;
     step.rows = size;
     step.columns = columns;
@@ -172,42 +187,51 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       step.rates = place.rates.data() + head * head_state;
       step.skips = biases + op.out.width + head * columns;
     } else if (scans) {
-      step.skip = number_of(op.weight, op.heads + head);
+      step.skip = pass.number_of(op.weight, op.heads + head);
     }
-    const auto put_off = [&](const float *key, const float *delta, const float *decay) {
-      keys[step.pending] = key;
-      deltas[step.pending] = delta;
-      decays[step.pending++] = decay;
-    };
-    // After `tokens` tokens: takes a snapshot if one is wanted there, and moves the row's state there if it is to be moved that far.
-    const auto reach = [&](int32_t tokens) {
-      const auto snapshot = tokens > kept ? row.snapshots.find(row.at + tokens) : row.snapshots.end();
-      step.key = nullptr;
-      if (snapshot != row.snapshots.end()) {
-        step.to = snapshot->second->data() + place.state + head * head_state;
-        step_state(step);
-      }
-      if (tokens != row.moves) return;
-      step.to = state;
+  }
+
+  void put_off(const float *key, const float *delta, const float *decay) {
+    keys[step.pending] = key;
+    deltas[step.pending] = delta;
+    decays[step.pending++] = decay;
+  }
+
+  // After `tokens` tokens: takes a snapshot if one is wanted there, and moves the row's state there if it is to be moved that far.
+  void reach(int32_t tokens) {
+    const auto snapshot = tokens > kept ? row.snapshots.find(row.at + tokens) : row.snapshots.end();
+    step.key = nullptr;
+    if (snapshot != row.snapshots.end()) {
+      step.to = snapshot->second->data() + place.state + head * head_state;
       step_state(step);
-      step.from = state;
-      step.pending = 0;
-    };
-    const auto read = [&](int64_t token, const float *decay, float *to) {
-      step.to = to;
-      step.key = key_of(token);
-      step.query = query_of(token);
-      step.decay = decay;
-      step.factor = by_column ? 0.0f : factor_of(token);
-      step.value = delta_of(token);
-      step.out = at(op.out, token) + head * columns;
-      step_state(step);
-    };
+    }
+    if (tokens != row.moves) return;
+    step.to = state;
+    step_state(step);
+    step.from = state;
+    step.pending = 0;
+  }
+
+  // Reads the state for a token, with the pending updates, and writes it to `to` (null: nowhere).
+  void read(int64_t token, const float *decay, float *to) {
+    step.to = to;
+    step.key = key_of(token);
+    step.query = query_of(token);
+    step.decay = decay;
+    step.factor = by_column ? 0.0f : factor_of(token);
+    step.value = delta_of(token);
+    step.out = at(op.out, token) + head * columns;
+    step_state(step);
+  }
+
+  void apply_kept_inputs() {
     for (int32_t i = 0; i < kept; ++i) {
-      const float *const input = input_at(i), *const update = input + parts * size;
-      put_off(input + part * size, update + head * columns, update + op.value.width + head * decays_each);
+      put_off(kept_key(i), kept_delta(i), kept_decays(i));
       reach(i + 1);
     }
+  }
+
+  void walk_tokens() {
     float latest = 0.0f;  // a scan's decay of the previous token, which is pending while the current one is computed
     for (int32_t t = 0; t < feed.count; ++t) {
       const int64_t token = feed.first_token + t;
@@ -218,7 +242,7 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       step.from = to;
       step.pending = 0;
       for (int32_t b = feed.first_branch; b < feed.end_branch; ++b)
-        if (const Branch &branch = branches[static_cast<size_t>(b)]; branch.instead == token) {
+        if (const Branch &branch = pass.branches[static_cast<size_t>(b)]; branch.instead == token) {
           float of_branch;
           read(branch.token, decays_of(branch.token, &of_branch), nullptr);
         }
@@ -229,25 +253,61 @@ void Pass::step_heads(const outrider_op &op, const FeedState &feed, int32_t part
       put_off(key_of(token), delta_of(token), decay);
       reach(kept + t + 1);
     }
-    // In rising order, so nothing is overwritten before it is read.
-    for (int32_t i = row.moves ? 0 : kept; i < all - row.moves; ++i) {
-      const int32_t from = i + row.moves;
-      const int64_t token = feed.first_token + from - kept;
-      float *const update = input_at(i) + parts * size;
-      const float *const before = from < kept ? input_at(from) + parts * size : nullptr;
-      memmove(update + head * columns, before ? before + head * columns : delta_of(token),
-              sizeof(float) * static_cast<size_t>(columns));
-      float *const decay_to = update + op.value.width + head * decays_each;
-      float of_token;
-      memmove(decay_to, before ? before + op.value.width + head * decays_each : decays_of(token, &of_token),
-              sizeof(float) * static_cast<size_t>(decays_each));
+  }
+
+  // Calls work(to, from, token) for each input that stays: it goes to slot `to`, from slot `from` or, where `from` is not below `kept`,
+  // from the new token. In rising order, so nothing is overwritten before it is read.
+  template <typename Work> void each_kept(Work work) const {
+    for (int32_t to = row.moves ? 0 : kept; to < kept + feed.count - row.moves; ++to) {
+      const int32_t from = to + row.moves;
+      work(to, from, feed.first_token + from - kept);
     }
   }
-  for (int32_t i = row.moves ? 0 : kept; i < all - row.moves; ++i) {
-    const int32_t from = i + row.moves;
-    memmove(input_at(i) + part * size, from < kept ? input_at(from) + part * size : key_of(feed.first_token + from - kept),
-            sizeof(float) * static_cast<size_t>(size));
+
+  void keep_updates() const {
+    each_kept([&](int32_t to, int32_t from, int64_t token) {
+      const bool before = from < kept;
+      memmove(kept_delta(to), before ? kept_delta(from) : delta_of(token), sizeof(float) * static_cast<size_t>(columns));
+      float of_token;
+      memmove(kept_decays(to), before ? kept_decays(from) : decays_of(token, &of_token),
+              sizeof(float) * static_cast<size_t>(decays_each));
+    });
   }
+
+  void keep_keys() const {
+    each_kept([&](int32_t to, int32_t from, int64_t token) {
+      memmove(kept_key(to), from < kept ? kept_key(from) : key_of(token), sizeof(float) * static_cast<size_t>(size));
+    });
+  }
+
+  const Pass &pass;
+  Engine &engine = pass.engine;
+  const outrider_op &op;
+  const FeedState &feed;
+  const int32_t part;
+  float *const aside;  // for states that the row does not keep
+  const RecurrencePlan &plan = engine.recurrence;
+  const Recurrent &place = plan.of[static_cast<size_t>(op.integer)];
+  Recurrence &row = engine.rows[static_cast<size_t>(feed.row)].recurrence;
+  const bool scans = op.kind == OUTRIDER_SCAN, by_column = scans_by_column(op);
+  const int32_t parts = parts_of(op), key_head = part * op.kv_heads / parts, decays_each = decays_of_head(op);
+  const int32_t size = op.head_size, columns = op.out.width / op.heads, kept = row.kept;
+  const int64_t head_state = static_cast<int64_t>(size) * columns;
+  const float *const biases = static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data);
+  const Step step_state = chosen_step();
+  // Of the present head.
+  int32_t head = 0;
+  double rate = 0.0;
+  float *state = nullptr;
+  StateStep step{};
+  const float *keys[kMostPending], *deltas[kMostPending], *decays[kMostPending];  // of the pending updates
+};
+
+void Pass::step_states(const outrider_op &op, size_t index, int thread) {
+  const int32_t parts = parts_of(op);
+  claim(index, static_cast<int64_t>(feeds.size()) * parts, thread, [&](int64_t item) {
+    HeadSteps(*this, op, feeds[static_cast<size_t>(item / parts)], static_cast<int32_t>(item % parts), thread).run();
+  });
 }
 
 double Pass::softplus(double x) const {
