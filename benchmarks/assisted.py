@@ -63,13 +63,6 @@ def tokens_a_round(lengths: Sequence[int], runners_up: int) -> float:
     return 1.0 + (sum(length * count for length, count in enumerate(lengths)) + runners_up) / rounds if rounds else 1.0
 
 
-def chance_given_earlier(lengths: Sequence[int], candidates: int) -> float:
-    """The share of candidates that were accepted when all before them were, in rounds of this many candidates."""
-    held = sum(length * count for length, count in enumerate(lengths))
-    tried = sum(min(length + 1, candidates) * count for length, count in enumerate(lengths))
-    return held / tried if tried else 0.0
-
-
 def share_outside(ran: Ran) -> float:
     """The share of the time with rows in which neither model computed: the hop between them, and everything else."""
     time = ran.summary["time"]

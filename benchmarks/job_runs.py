@@ -29,7 +29,6 @@ class Ran:
 
     directory: Path
     told: dict[str, Any]
-    wall_seconds: float
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -69,7 +68,6 @@ def run(
     """Run the job to its end; ``watch`` is called repeatedly while it runs. A job that fails ends the benchmark; a SIGTERM
     to the benchmark ends the job.
     """
-    started = time.monotonic()
     before = signal.signal(signal.SIGTERM, _end_by)
     log = job.with_suffix(".log")
     with log.open("wb") as stream:
@@ -91,7 +89,7 @@ def run(
             signal.signal(signal.SIGTERM, before)
     if process.returncode != 0:
         raise SystemExit(f"outrider run {' '.join(options)} ended with {process.returncode}:\n{log.read_text()[-3000:]}")
-    return Ran(job, json.loads((job / "job.json").read_text()), time.monotonic() - started)
+    return Ran(job, json.loads((job / "job.json").read_text()))
 
 
 def rows_done(job: Path) -> int:

@@ -308,10 +308,7 @@ class Tormented:
             self._stop(process, kind)
         elif how < 0.45 and kind == "driver":
             self._kill([(process, kind)], ended, signal.SIGTERM)
-        elif (
-            kind == "target"
-            and int(self._query("SELECT max(attempts) FROM rows WHERE state = 0") or 0) > MOST_ATTEMPTS_TO_KILL
-        ):
+        elif kind == "target" and self._suspected():
             return False
         elif how < 0.6:
             # A neighbour dies at the same moment.

@@ -24,7 +24,7 @@ def ran(folder: Path, text: str = "same", **summary: Any) -> job_runs.Ran:
     (folder / "results.jsonl").write_text(text)
     rounds = {"shared": {"rounds": 10, "seconds": 2.0, "tokens": 30, "forecast_seconds": 1.0, "forecast_tokens": 40.0}}
     rounds["shared"] |= {"tried": 0, "accepted": 0}
-    return job_runs.Ran(folder, {"summary": summary, "costs": {"0": {"rounds": rounds}}}, 1.0)
+    return job_runs.Ran(folder, {"summary": summary, "costs": {"0": {"rounds": rounds}}})
 
 
 def replica(tokens: int, seconds: float, idle: float = 0.0) -> dict[str, Any]:
@@ -64,11 +64,9 @@ def test_descendants_are_found_with_their_command_lines() -> None:
         child.communicate()
 
 
-def test_acceptance_is_counted_over_candidates_that_were_put_to_the_test() -> None:
+def test_tokens_a_round_are_those_of_rounds_with_candidates() -> None:
     lengths = [10, 0, 10]
     assert assisted.tokens_a_round(lengths, 0) == 2.0
-    assert assisted.chance_given_earlier(lengths, 2) == 20 / 30
-    assert assisted.chance_given_earlier(lengths, 6) == 20 / 40
     assert assisted.tokens_a_round([0] * 17, 0) == 1.0
 
 
