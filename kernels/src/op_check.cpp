@@ -1,3 +1,4 @@
+// One function for each kind of operation, or for a few that are alike. outrider_kernels.h says what they compute.
 #include "op_check.h"
 
 #include <algorithm>
