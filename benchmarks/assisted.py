@@ -122,7 +122,7 @@ def decoding(ran: Ran) -> float:
     return float(sum(sums["tokens"] for sums in rounds) / sum(sums["seconds"] for sums in rounds))
 
 
-def kept_of_foretold(ran: Ran) -> float:
+def kept_of_forecast(ran: Ran) -> float:
     """Tokens per second of the rounds, divided by the job's forecast from its cost curves before each round."""
     rounds = [sums for each in ran.told["costs"].values() for sums in each["rounds"].values()]
     tokens, forecast = (sum(sums[key] for sums in rounds) for key in ("tokens", "forecast_tokens"))
@@ -130,7 +130,7 @@ def kept_of_foretold(ran: Ran) -> float:
     return float(tokens / seconds / (forecast / expected))
 
 
-def foretold(ran: Ran) -> dict[str, str]:
+def forecasts(ran: Ran) -> dict[str, str]:
     """For each layout the forecast and the measured seconds and tokens of a round."""
     found = {}
     for costs in ran.told["costs"].values():
@@ -166,7 +166,7 @@ def _nearest(means: Mapping[str, float], rows: int) -> float:
     return means[min(means, key=lambda count: abs(int(count) - rows))]
 
 
-def promises(
+def speedups_by_curves(
     plain: Ran, with_draft: Ran, rows: int, candidates: int | None, chance: float | None
 ) -> tuple[float, float] | None:
     """The speedups by two cost curves of the target's passes: the assisted job's at its end, and the plain job's at its
@@ -184,23 +184,23 @@ def promises(
     return at_work, idle
 
 
-def against_promises(
+def against_curves(
     plain: Sequence[Ran], assisted: Sequence[Ran], rows: int, candidates: int | None, noise: float | None
 ) -> dict[str, Any]:
     """The speedup by cost curves, and the share of that gain that was measured: medians over turns with candidates."""
     chance = CHANCE if noise is None else None
     turns = [
-        (promised, decoding(right) / decoding(left))
+        (expected, decoding(right) / decoding(left))
         for left, right in zip(plain, assisted, strict=True)
-        if (promised := promises(left, right, rows, candidates, chance)) is not None
+        if (expected := speedups_by_curves(left, right, rows, candidates, chance)) is not None
     ]
     found: dict[str, Any] = {}
     for at, name in enumerate(("at work", "idle")):
-        promised = statistics.median(each[at] for each, _ in turns) if turns else None
-        found[f"times by curves {name}"] = None if promised is None else round(promised, 3)
-        if promised is not None and promised > 1.0:
+        expected = statistics.median(each[at] for each, _ in turns) if turns else None
+        found[f"times by curves {name}"] = None if expected is None else round(expected, 3)
+        if expected is not None and expected > 1.0:
             times = statistics.median(times for _, times in turns)
-            found[f"of that gain, {name}"] = round((times - 1.0) / (promised - 1.0), 3)
+            found[f"of that gain, {name}"] = round((times - 1.0) / (expected - 1.0), 3)
     return found
 
 
@@ -225,8 +225,8 @@ def figures(plain: Sequence[Ran], assisted: Sequence[Ran]) -> dict[str, Any]:
         "in no forward pass": round(share_outside(middle), 4),
         "layout": layout.get("took"),
         "layout in words": layout.get("sentence"),
-        "foretold": foretold(middle),
-        "rate, of the foretold": round(statistics.median(map(kept_of_foretold, assisted)), 3),
+        "forecasts": forecasts(middle),
+        "rate, of the forecasts": round(statistics.median(map(kept_of_forecast, assisted)), 3),
         "same bytes": all(left.same_as(right) for left, right in pairwise([*plain, *assisted])),
     }
 
@@ -288,7 +288,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 stretches[name].append(stretches_after(trace, asked.tokens, asked.after))
     found = figures(plain, assisted)
     candidates = None if asked.draft_tokens == "auto" else int(asked.draft_tokens)
-    found |= against_promises(plain, assisted, asked.batch, candidates, asked.draft_noise)
+    found |= against_curves(plain, assisted, asked.batch, candidates, asked.draft_noise)
     if asked.after is not None:
         found |= after(stretches["plain"], stretches["assisted"], asked.after)
     return found

@@ -163,7 +163,7 @@ class Paired:
             self._engine.truncate(live.row.key, live.cached)
 
 
-class Foreseeing(NoProposer):
+class KnownCandidates(NoProposer):
     """Proposes candidates of which 70% are right, from the known texts of the rows."""
 
     def __init__(self, texts: dict[int, Sequence[int]], candidates: int) -> None:
@@ -262,13 +262,13 @@ class MasksJob:
 def time_masks(args: argparse.Namespace) -> dict[str, float]:
     job = MasksJob(args)
     texts = job.write(False, NoProposer())
-    foreseeing = Foreseeing(texts, args.candidates)
-    job.write(True, foreseeing)  # warms up
+    known = KnownCandidates(texts, args.candidates)
+    job.write(True, known)  # warms up
     figures: dict[str, float] = {}
     for name, open_places in (("as it is", True), ("all masks made", False)):
         with_masks, without, passes = [], [], []
         for _ in range(args.rounds):
-            written, paired = job.measure(open_places, foreseeing)
+            written, paired = job.measure(open_places, known)
             assert written == texts, "a text depends on its candidates or on open places"
             with_masks += paired.with_masks
             without += paired.without
@@ -285,7 +285,7 @@ def time_masks(args: argparse.Namespace) -> dict[str, float]:
     return figures
 
 
-class AtOnce:
+class CompiledAtOnce:
     """Constraints for a draft, compiled when they are asked for (not in the background)."""
 
     def __init__(self, grammars: Grammars) -> None:
@@ -309,7 +309,7 @@ def time_job(args: argparse.Namespace) -> dict[str, float]:
     def constrained_draft() -> Draft:
         vocabulary = drafting.engine.vocabulary
         grammars = Grammars(lambda: tokenizer.for_grammars(vocabulary, 0), vocabulary)
-        return build_draft(ModelSpec("", "native", ""), ReplicaSpec(args.batch, None), drafting, AtOnce(grammars))
+        return build_draft(ModelSpec("", "native", ""), ReplicaSpec(args.batch, None), drafting, CompiledAtOnce(grammars))
 
     def run(rows: list[Row], assisted: bool) -> tuple[float, dict[int, RowResult], float]:
         target = build_target(

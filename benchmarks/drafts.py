@@ -43,7 +43,7 @@ PLAIN, WORDS, FIXED, WHOLE = "plain", ("suffix", "lookup"), ":fixed", ":whole"
 ANSWER_TOKENS = 200_000
 
 
-class Beside(InProcess):
+class TimedTransport(InProcess):
     """A transport to a draft in this process that sums the draft's seconds."""
 
     def __init__(self, drafter: Drafter) -> None:
@@ -66,7 +66,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class Turn:
     """One draft in one turn: tokens and seconds of the rounds with a full batch and without prefill, their forecasts, the
     seconds of all rounds, and the target's counters.
     """
@@ -119,7 +119,7 @@ class Race:
 
     def write(
         self, name: str, count: int | None, batch: int, rows: Sequence[Row]
-    ) -> tuple[Took, dict[int, tuple[int, ...]]]:
+    ) -> tuple[Turn, dict[int, tuple[int, ...]]]:
         model, word = model_and_word(name)
         opened = self._drafts.get(model)
         replica_spec = ReplicaSpec(
@@ -143,7 +143,7 @@ class Race:
             drafter = build_draft(replace(opened.spec, path=""), replica_spec, opened.model, pass_seconds=curve).drafter
             if model.endswith(WHOLE):
                 drafter.read_whole_texts()
-            beside = Beside(drafter)
+            beside = TimedTransport(drafter)
             target.link.attach(beside)
         verifier, tokens, seconds, forecast_tokens, forecast_seconds = target.verifier, 0, 0.0, 0.0, 0.0
         verifier.add(rows)
@@ -163,7 +163,7 @@ class Race:
                     forecast_seconds += last.forecast.seconds
         drafting = 0.0 if beside is None else beside.seconds
         all_seconds = time.perf_counter() - began
-        return Took(tokens, seconds, forecast_tokens, forecast_seconds, drafting, all_seconds, verifier.counters), ended
+        return Turn(tokens, seconds, forecast_tokens, forecast_seconds, drafting, all_seconds, verifier.counters), ended
 
 
 def model_and_word(name: str) -> tuple[str, str]:
@@ -171,7 +171,7 @@ def model_and_word(name: str) -> tuple[str, str]:
     return (model, word) if word in WORDS else (name, "")
 
 
-def figures(turns: Sequence[Took], plain: float) -> dict[str, Any]:
+def figures(turns: Sequence[Turn], plain: float) -> dict[str, Any]:
     def total(counter: str) -> int:
         return sum(int(getattr(each.counted, counter)) for each in turns)
 
@@ -193,7 +193,7 @@ def figures(turns: Sequence[Took], plain: float) -> dict[str, Any]:
     }
 
 
-def rate_of(turns: Sequence[Took]) -> float:
+def rate_of(turns: Sequence[Turn]) -> float:
     return sum(each.tokens for each in turns) / sum(each.seconds for each in turns)
 
 
@@ -209,7 +209,7 @@ def run(race: Race, asked: argparse.Namespace, batch: int) -> dict[str, Any]:
         raise SystemExit(f"--prompt-tokens: no prompt has {least} tokens")
     kinds: list[tuple[str, int | None]] = [(PLAIN, 0)]
     kinds += [(name, count) for count in asked.draft_tokens for name in asked.drafts]
-    took: dict[str, list[Took]] = {}
+    took: dict[str, list[Turn]] = {}
     same = True
     for turn in range(asked.turns):
         count_of_rows = asked.rows * batch

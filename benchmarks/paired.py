@@ -40,7 +40,7 @@ MOST_WARM_UPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class Turn:
     """One turn: seconds including prefill; tokens and seconds of the rounds without prefill; and the forecasts of both by
     the cost curves before each round.
     """
@@ -62,7 +62,7 @@ class Runner:
         self._new_tokens = new_tokens
         self._key = 0
 
-    def run(self, mode: str, prompts: list[list[int]]) -> tuple[Took, list[tuple[int, ...]]]:
+    def run(self, mode: str, prompts: list[list[int]]) -> tuple[Turn, list[tuple[int, ...]]]:
         self._both.set_layout("plain" if mode == "plain" else None)
         before = self._sums()
         sampling = Sampling(end_tokens=())
@@ -72,7 +72,7 @@ class Runner:
         results = self._both.answers(rows)
         seconds = time.perf_counter() - started
         sums = [new - old for new, old in zip(self._sums(), before, strict=True)]
-        return Took(seconds, *sums), [result.tokens for result in results]
+        return Turn(seconds, *sums), [result.tokens for result in results]
 
     def _sums(self) -> list[float]:
         rounds = self._both.costs.get("rounds", {}).values()
@@ -80,7 +80,7 @@ class Runner:
 
 
 def measure(runner: Runner, batches: list[list[list[int]]]) -> dict[str, Any]:
-    took: dict[str, list[Took]] = {mode: [] for mode in MODES}
+    took: dict[str, list[Turn]] = {mode: [] for mode in MODES}
     same = True
     for number, prompts in enumerate(batches):
         texts = {}
@@ -104,8 +104,8 @@ def measure(runner: Runner, batches: list[list[list[int]]]) -> dict[str, Any]:
     }
 
 
-def sum_of(turns: list[Took]) -> Took:
-    return Took(*(sum(values) for values in zip(*map(astuple, turns), strict=True)))
+def sum_of(turns: list[Turn]) -> Turn:
+    return Turn(*(sum(values) for values in zip(*map(astuple, turns), strict=True)))
 
 
 def main() -> None:

@@ -215,7 +215,7 @@ class FixedCosts(CostCurve):
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class Turn:
     """One turn: ``decoding`` are the seconds of rounds without prefill, ``beside`` those outside passes."""
 
     tokens: int
@@ -231,7 +231,7 @@ class Took:
     from_others: int
 
 
-def write(model: OpenModel, mode: str, rows: Sequence[Row], batch: int, curve: CostCurve, tokenizer: Tokenizer) -> Took:
+def write(model: OpenModel, mode: str, rows: Sequence[Row], batch: int, curve: CostCurve, tokenizer: Tokenizer) -> Turn:
     replica_spec = ReplicaSpec(
         batch,
         0 if mode == "plain" else None,
@@ -257,7 +257,7 @@ def write(model: OpenModel, mode: str, rows: Sequence[Row], batch: int, curve: C
             decoding_tokens += done.gained
             priced += curve(done.fed)
     seconds, counted = time.perf_counter() - started, verifier.counters
-    return Took(
+    return Turn(
         counted.tokens,
         seconds,
         decoding_tokens,
@@ -298,7 +298,7 @@ def measure_kind(
     curve: CostCurve,
 ) -> dict[str, Any]:
     assert isinstance(model.engine, Scripted)
-    turns: dict[str, list[Took]] = {mode: [] for mode in modes}
+    turns: dict[str, list[Turn]] = {mode: [] for mode in modes}
     for turn in range(repeat):
         texts = _take(KINDS[kind](random.Random(turn)), count)
         for mode in modes if turn % 2 == 0 else reversed(modes):

@@ -179,7 +179,7 @@ class KillCounts:
         new.replace(path)
 
 
-class Tormented:
+class KilledJob:
     """One job, from its first run to the one that ends it."""
 
     def __init__(self, folder: Path, rows: Path, options: tuple[str, ...], dice: random.Random, most_deaths: int) -> None:
@@ -429,7 +429,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="outrider-kills-"))
     undisturbed = Undisturbed(folder / "undisturbed", asked.rows)
     new, number = KillCounts(), first
-    lingering: list[Tormented] = []
+    lingering: list[KilledJob] = []
     print(f"seed {seed}, in {folder}; {total.deaths} had died before", flush=True)
     while new.deaths < asked.until:
         configuration = chosen[number % len(chosen)]
@@ -437,7 +437,7 @@ def main() -> None:
         rows, truth = undisturbed.of(configuration)
         here = folder / f"{number} {configuration.name}".replace(",", "").replace(" ", "-")
         here.mkdir()
-        tormented = Tormented(here, rows, configuration.options, dice, asked.deaths_a_job)
+        tormented = KilledJob(here, rows, configuration.options, dice, asked.deaths_a_job)
         try:
             counts = tormented.run()
             check_rows(tormented.job, truth, asked.rows)

@@ -118,13 +118,13 @@ def test_times_are_those_of_the_turns_and_the_rest_is_a_middling_runs_own(tmp_pa
     assert found["in no forward pass"] == pytest.approx(0.1)
     assert found["same bytes"]
     assert found["times in rounds alone"] == 1.0
-    assert found["foretold"]["shared"].startswith("100.00 ms forecast, 200.00 taken; 4.00 tokens forecast, 3.00 gained")
-    assert found["rate, of the foretold"] == (3.0 / 200.0) / (4.0 / 100.0)
+    assert found["forecasts"]["shared"].startswith("100.00 ms forecast, 200.00 taken; 4.00 tokens forecast, 3.00 gained")
+    assert found["rate, of the forecasts"] == (3.0 / 200.0) / (4.0 / 100.0)
     (with_draft[2].directory / "results.jsonl").write_text("other")
     assert not assisted.figures(plain, with_draft)["same bytes"]
 
 
-def test_what_the_cost_curves_promise() -> None:
+def test_the_speedup_by_cost_curves() -> None:
     verify, draft = {"1": 1.0, "4": 1.0, "8": 2.0}, {"step": {"1": 0.125, "4": 1.0}, "hop": {"1": 0.125}}
     assert assisted.expected_times(verify, draft, 1, 1.0, 3) == 4 / 1.5
     assert assisted.expected_times(verify, draft, 1, 1.0, None) >= 4 / 1.5
@@ -132,7 +132,7 @@ def test_what_the_cost_curves_promise() -> None:
     assert assisted.expected_times(verify, draft, 4, 1.0, 1) == 2 * 1.0 / (2.0 + 1.125)
 
 
-def test_what_was_reached_of_what_the_curves_promise(tmp_path: Path) -> None:
+def test_what_was_reached_of_the_speedup_by_curves(tmp_path: Path) -> None:
     plain, with_draft = ran(tmp_path / "p"), ran(tmp_path / "a")
     idle, at_work = {"1": 1.0, "2": 1.0, "3": 2.0}, {"1": 1.0, "2": 1.5, "3": 3.0}
     for each, curve in ((plain, idle), (with_draft, at_work)):
@@ -142,15 +142,15 @@ def test_what_was_reached_of_what_the_curves_promise(tmp_path: Path) -> None:
     with_draft.told["costs"]["0"]["rounds"]["shared"]["seconds"] /= 1.2
     nothing_tried = ran(tmp_path / "n")
     nothing_tried.told["costs"]["0"]["draft"] = {}
-    found = assisted.against_promises([plain] * 2, [with_draft, nothing_tried], 1, 1, None)
+    found = assisted.against_curves([plain] * 2, [with_draft, nothing_tried], 1, 1, None)
     assert found == {
         "times by curves at work": pytest.approx(1.2),
         "of that gain, at work": pytest.approx(1.0),
         "times by curves idle": pytest.approx(1.8),
         "of that gain, idle": pytest.approx(0.25),
     }
-    assert assisted.against_promises([plain], [with_draft], 1, 1, 0.5)["times by curves idle"] == pytest.approx(1.5)
-    assert set(assisted.against_promises([plain], [nothing_tried], 1, None, None).values()) == {None}
+    assert assisted.against_curves([plain], [with_draft], 1, 1, 0.5)["times by curves idle"] == pytest.approx(1.5)
+    assert set(assisted.against_curves([plain], [nothing_tried], 1, None, None).values()) == {None}
 
 
 @pytest.mark.parametrize(

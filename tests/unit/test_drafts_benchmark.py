@@ -16,7 +16,7 @@ import drafts
 
 def test_figures_are_sums_over_turns() -> None:
     counted = TargetCounters(rounds=10, row_rounds=20, tokens=50, draft_passes=5, asking_rows=20, asked=60, draft_skipped=7)
-    turns = [drafts.Took(40, 2.0, 45.0, 2.0, 0.1, 3.0, counted), drafts.Took(20, 1.0, 30.0, 1.0, 0.3, 1.0, counted)]
+    turns = [drafts.Turn(40, 2.0, 45.0, 2.0, 0.1, 3.0, counted), drafts.Turn(20, 1.0, 30.0, 1.0, 0.3, 1.0, counted)]
     found = drafts.figures(turns, 10.0)
     assert (found["tokens/s"], found["times plain"], found["of what was forecast"]) == (20.0, 2.0, 0.8)
     assert (found["tokens a round"], found["ms of draft a round"]) == (2.5, 20.0)
