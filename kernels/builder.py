@@ -208,6 +208,34 @@ class Builder:
         self._ops.append(op)
         return output
 
+    def connect(
+        self,
+        logits: Slice,
+        factors: Tensor,
+        biases: Tensor,
+        *,
+        streams: int,
+        epsilon: float,
+        most: float = 1.0,
+        least: float = 0.0,
+        rounds: int = 1,
+    ) -> Slice:
+        """The weights of hyper-connections, from their logits: by which ``streams`` are read, then (or not) by which they
+        are written, then (or not) those by which they are mixed, as ``blend``'s coefficients.
+
+        With x = logits * the part's factor + biases: sigmoid(x) + epsilon, most * sigmoid(x) + least, and softmax(x) of
+        each row + epsilon, divided by its columns' sums and, ``rounds`` - 1 times, its rows' and its columns' sums again
+        (Sinkhorn). outrider_kernels.h has the formula.
+        """
+        output = self._buffer(logits.width)
+        op = Op(Kind.CONNECT, logits, output=output, heads=streams, integer=rounds, epsilon=epsilon, scale=most, cap=least)
+        if factors.count != len(op.connections) or biases.count != logits.width:
+            raise ValueError(
+                f"{factors.count} factors and {biases.count} biases of {streams} streams' {logits.width} logits"
+            )
+        self._ops.append(replace(op, weight=self._weights.vector([factors, biases])))
+        return output
+
     def linear(
         self,
         x: Slice,
@@ -264,8 +292,9 @@ class Builder:
         scale: float = 1.0,
         cap: float = 0.0,
     ) -> Slice:
-        """``activation(x G^T + b) * (x U^T + c)``; ``biases`` are b and c, ``scale`` and ``cap`` those of a clamped
-        activation."""
+        """``activation(x G^T + b) * (x U^T + c)``; ``biases`` are b and c, ``scale`` that of a clamped activation.
+
+        With a ``cap`` the gate is at most that, and the other factor, too, and at least -cap, before the activation."""
         if gate.count != up.count:
             raise ValueError(f"{gate.name} has {gate.count} rows, {up.name} {up.count}")
         _check_columns(x.width, [gate, up])
@@ -539,7 +568,7 @@ class Builder:
         """The concatenated products with the matrices (or gate and up) of each of a token's experts.
 
         ``behind``: ``x`` is the output of another ``experts``, which has a vector for each of a token's experts. ``scale``
-        and ``cap`` are those of a clamped activation.
+        and ``cap`` are ``gated``'s.
         """
         chosen, width = route.width // 2, sum(part.count for part in matrices[0]) // (2 if gated else 1)
         each = [{self._weights.kept_as(part, None) for part in parts} for parts in matrices]

@@ -137,6 +137,7 @@ class Kind(IntEnum):
     BLEND = 23
     MATCH_RMS = 24
     SCAN = 25
+    CONNECT = 26
 
 
 # Operations that add ``residual``, if they have one, to their output. In DELTA and SCAN it is an input of another kind.
@@ -346,6 +347,12 @@ class Op:
         return self.residual.width - self.heads if self.kind is Kind.DELTA else self.residual.width
 
     @property
+    def connections(self) -> tuple[int, ...]:
+        """The widths of the parts that CONNECT reads and writes: for reads, writes and mixes, or only the first of them."""
+        widths = (self.heads, self.heads, self.heads**2)
+        return next((widths[:count] for count in (1, 2, 3) if sum(widths[:count]) == self.output.width), ())
+
+    @property
     def by_column(self) -> bool:
         """Whether a SCAN has a step for each column of a state (Mamba 1), not one for each head."""
         return self.residual.width == self.value.width
@@ -391,7 +398,7 @@ class Program:
             return {weight for slice, weight in made.items() if slice.overlaps(part)}
 
         for op in self.ops:
-            if op.kind is Kind.LINEAR:
+            if op.kind in (Kind.LINEAR, Kind.CONNECT):
                 before[op.weight] = makers(op.input)
             if op.kind is Kind.ROUTE:
                 routers |= makers(op.input)

@@ -103,6 +103,8 @@ class ReferenceModel:
             return self._scale(op, x)
         if op.kind is Kind.XIELU:
             return _xielu(x, *self.weights[op.weight][0, :4])
+        if op.kind is Kind.CONNECT:
+            return _connect(op, x, self.weights[op.weight][0])
         if op.kind is Kind.GAUSSIAN_TOP_K:
             least = x.mean(axis=1, keepdims=True) + np.float32(op.scale) * x.std(axis=1, keepdims=True)
             return np.asarray(np.maximum(0, x - least))
@@ -256,10 +258,12 @@ def _linear(op: Op, x: Array, weight: Weight, matrix: Array, bias: Array | None)
     if weight.gated:
         half = weight.rows // 2
         y = y if bias is None else y + bias[: y.shape[1]]
+        gate, up = y[:, :half], y[:, half:]
+        if op.cap:
+            gate, up = np.minimum(gate, np.float32(op.cap)), np.clip(up, -np.float32(op.cap), np.float32(op.cap))
         if op.activation is Activation.CLAMPED_SWIGLU:
-            gate, up = np.minimum(y[:, :half], op.cap), np.clip(y[:, half:], -op.cap, op.cap)
             return np.asarray(gate / (1 + np.exp(-np.float32(op.scale) * gate)) * (up + 1))
-        return _activate(y[:, :half], op.activation) * y[:, half:]
+        return _activate(gate, op.activation) * up
     y = y if bias is None else y + bias[: y.shape[1]]
     if op.activation is Activation.CLIP:
         return np.asarray(np.clip(y, -np.float32(op.cap), np.float32(op.cap)) * np.float32(op.scale))
@@ -387,6 +391,24 @@ def _mix(op: Op, x: Array, route: Array) -> Array:
 def _blend(op: Op, x: Array, coefficients: Array) -> Array:
     vectors, sums = x.reshape(len(x), op.heads, -1), coefficients.reshape(len(x), -1, op.heads)
     return np.asarray(sums @ vectors).reshape(len(x), -1)
+
+
+def _connect(op: Op, logits: Array, numbers: Array) -> Array:
+    """The weights of hyper-connections: reads, writes, and the mixes' transpose."""
+    epsilon, parts = np.float32(op.epsilon), op.connections
+    x = logits * np.repeat(numbers[: len(parts)], parts) + numbers[len(parts) : len(parts) + sum(parts)]
+    made = [1 / (1 + np.exp(-x[:, : op.heads])) + epsilon]
+    if len(parts) > 1:
+        written = 1 / (1 + np.exp(-x[:, op.heads : 2 * op.heads]))
+        made.append(np.float32(op.scale) * written + np.float32(op.cap))
+    if len(parts) > 2:
+        rows = x[:, 2 * op.heads :].reshape(len(x), op.heads, op.heads)
+        mixed = np.exp(rows - rows.max(axis=2, keepdims=True))
+        mixed = mixed / mixed.sum(axis=2, keepdims=True) + epsilon
+        for axis in (1, *(2, 1) * (op.integer - 1)):
+            mixed = mixed / (mixed.sum(axis=axis, keepdims=True) + epsilon)
+        made.append(mixed.transpose(0, 2, 1).reshape(len(x), -1))
+    return np.concatenate(made, axis=1)
 
 
 def _match_rms(op: Op, x: Array, model: Array) -> Array:

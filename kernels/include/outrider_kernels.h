@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library with another number. */
-#define OUTRIDER_ABI 34
+#define OUTRIDER_ABI 35
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -111,7 +111,9 @@ enum outrider_operation {
   OUTRIDER_BLEND = 23, /* out = linear combinations of in's vectors, with the token's own coefficients key, + residual */
   OUTRIDER_MATCH_RMS = 24, /* out = in's vectors, each scaled to the root mean square of key, + residual */
   OUTRIDER_SCAN =
-      25 /* the scan of Mamba 1 and 2: in = C, key = B, value = x, residual = dt; overwrites value and residual */
+      25, /* the scan of Mamba 1 and 2: in = C, key = B, value = x, residual = dt; overwrites value and residual */
+  OUTRIDER_CONNECT =
+      26 /* the weights of hyper-connections, by which streams are read, written and mixed: from their logits, in */
 };
 
 enum outrider_activation {
@@ -192,7 +194,7 @@ typedef struct outrider_quantised {
  *   EMBED      scale
  *   NORM       integer = outrider_norm, epsilon, weight, bias, heads, head_size, residual
  *   LINEAR     weight, bias, activation, cap, scale, residual; with a gated weight out = activation(gate) * up, and bias
- *              holds that of gate, then that of up
+ *              holds that of gate, then that of up. There cap > 0 is a bound: gate = min(gate, cap), up = clamp(up, -cap, cap)
  *   ROPE       heads, head_size, rotated, weight; scale multiplies the sine and cosine (yarn's attention factor; else 1);
  *              longest: 0, or the longest row that uses the frequencies `weight`; longer rows use those of `bias`. All ROPEs of a
  *              program that have it must have the same. When a row grows beyond it, all of its keys and values are recomputed.
@@ -246,7 +248,13 @@ typedef struct outrider_quantised {
  *   BLEND      in [heads, columns], key [vectors of out, heads], out [.., columns], residual (as wide as out):
  *              out[v] = sum over h of key[v][h] * in[h] + residual[v]
  *   MATCH_RMS  in [heads, columns], key [columns], out and residual as wide as in, epsilon:
- *              out[h] = in[h] * sqrt(mean(key^2) / max(mean(in[h]^2), epsilon)) + residual[h] */
+ *              out[h] = in[h] * sqrt(mean(key^2) / max(mean(in[h]^2), epsilon)) + residual[h]
+ *   CONNECT    in and out, as wide: n = heads columns for reads, then (or not) n for writes, then (or not) n^2 for mixes; weight: a vector of
+ *              a factor for each of these parts, then a bias for each column. With x = in * factor + bias and at most 16 streams
+ *                reads   sigmoid(x) + epsilon
+ *                writes  scale * sigmoid(x) + cap
+ *                mixes   m = softmax of each row of x [n, n], + epsilon, whose columns, then (`integer` - 1) times rows and columns, are
+ *                        divided by their sums + epsilon; out holds the transpose, BLEND's key that makes stream j sum_i m[i][j] in[i] */
 typedef struct outrider_op {
   int32_t kind;
   outrider_slice in;

@@ -44,6 +44,12 @@ struct RowState {
 // Columns of a value head; they may differ from those of a key head (head_size).
 inline int32_t value_size(const outrider_op &op) { return op.value.width / op.kv_heads; }
 
+// How many parts the weights of a CONNECT have: for reads, writes and mixes; 0: it is none.
+inline int parts_of_connections(const outrider_op &op) {
+  const int64_t n = op.heads, width = op.out.width;
+  return width == n ? 1 : width == 2 * n ? 2 : width == (2 + n) * n ? 3 : 0;
+}
+
 // Whether there is one kv head whose values are the last columns of its keys. An int8 cache then stores them only once, in the keys.
 inline bool value_in_key(const outrider_op &op) {
   return op.kv_heads == 1 && op.key.buffer == op.value.buffer && op.value.width < op.key.width &&

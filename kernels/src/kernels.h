@@ -350,6 +350,16 @@ struct Xielu {
   float positive, negative, beta, epsilon;
 };
 
+// The weights of hyper-connections: see CONNECT in outrider_op.
+constexpr int kMostStreams = kLanes;
+struct Connect {
+  int streams;
+  bool writes, mixes;
+  int rounds;
+  const float *factors, *biases;  // one for each part, one for each column
+  float epsilon, scale, least;    // least: what is added to writes
+};
+
 // Matrix products, and how their inputs are prepared.
 struct Products {
   const char *name;
@@ -390,6 +400,7 @@ struct Kernels : Products {
   void (*blend)(const float *vectors, int count, const float *coefficients, const float *added, float *out, int width);
   // x * sqrt(mean(model^2) / max(mean(x^2), least)) + added (or null).
   void (*match_rms)(const float *x, const float *model, float least, const float *added, float *out, int width);
+  void (*connect)(const Connect &task, const float *logits, float *out);
   // The products of x with each of `count` vectors, which are `stride` floats apart.
   void (*products)(const float *vectors, int64_t stride, int count, const float *x, int width, float *out);
   void (*store_cache)(const CacheView &cache, int position, const float *key, const float *value, int head_size,

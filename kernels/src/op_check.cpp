@@ -60,6 +60,7 @@ class OpCheck {
   void scale();
   void xielu();
   int32_t vectors_side_by_side() const;
+  void connections();
   int32_t taps() const;
   void recurrence();
   void hidden_state();
@@ -175,6 +176,8 @@ void OpCheck::kind() {
       if (status == OUTRIDER_OK) status = vectors_side_by_side();
       refuse(behind_select && !holds_selected(op.key), "behind select an operation reads positions that were not selected");
       return;
+    case OUTRIDER_CONNECT:
+      return connections();
     case OUTRIDER_CONVOLVE:
       if (status == OUTRIDER_OK) status = taps();
       return;
@@ -427,6 +430,17 @@ int32_t OpCheck::vectors_side_by_side() const {
   if (meets_output(op.key) || (blends && meets_output(op.in)))
     return fail(OUTRIDER_INVALID, "what makes several vectors cannot write over it");
   return OUTRIDER_OK;
+}
+
+void OpCheck::connections() {
+  const int parts = op.heads < 1 || op.heads > kMostStreams ? 0 : parts_of_connections(op);
+  refuse(parts == 0, "connections need weights of 1 to 16 streams, to read, to write, and to mix them");
+  refuse(!weight || !is_vector(*weight, parts + op.out.width), "connections need a vector of factors and biases");
+  refuse(parts == 3 && op.integer < 1, "streams are mixed in one round or more");
+  refuse(!(op.epsilon >= 0.0f), "connections need an epsilon of 0 or more");
+  columns(op.in, op.out.width, "logits of connections");
+  columns(op.out, op.out.width, "weights of connections");
+  refuse(op.in.buffer == op.out.buffer, "connect cannot write into its input's buffer");
 }
 
 int32_t OpCheck::taps() const {

@@ -230,6 +230,17 @@ void Pass::match_rms(const outrider_op &op, Rows rows, int thread) {
   });
 }
 
+void Pass::connect(const outrider_op &op, Rows rows, int thread) {
+  const float *const given = static_cast<const float *>(engine.weights[static_cast<size_t>(op.weight)].data);
+  const int parts = parts_of_connections(op);
+  const Connect task{op.heads, parts > 1, parts > 2, op.integer, given, given + parts, op.epsilon, op.scale, op.cap};
+  share(rows, thread, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t)
+      engine.kernels->connect(task, engine.buffer(op.in) + t * engine.stride(op.in),
+                              engine.buffer(op.out) + t * engine.stride(op.out));
+  });
+}
+
 void Pass::rotate(const outrider_op &op, Rows rows, int thread) {
   const Rotation &rotation = *engine.rotations[static_cast<size_t>(op.integer)];
   const int64_t half = round_up(rotation.half, kLanes);
@@ -383,6 +394,8 @@ void Pass::run_op(size_t index, const Part &part, Rows rows, AttentionBeside *be
       return blend(op, rows, thread);
     case OUTRIDER_MATCH_RMS:
       return match_rms(op, rows, thread);
+    case OUTRIDER_CONNECT:
+      return connect(op, rows, thread);
     case OUTRIDER_CONVOLVE:
       return convolve(op, index, thread);
     case OUTRIDER_DELTA:
@@ -417,6 +430,7 @@ bool stays_in_rows(int32_t kind) {
     case OUTRIDER_GAUSSIAN_TOP_K:
     case OUTRIDER_BLEND:
     case OUTRIDER_MATCH_RMS:
+    case OUTRIDER_CONNECT:
       return true;
     default:
       return false;

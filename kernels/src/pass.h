@@ -111,6 +111,7 @@ struct Pass {
   void gaussian_top_k(const outrider_op &op, Rows rows, int thread);
   void blend(const outrider_op &op, Rows rows, int thread);
   void match_rms(const outrider_op &op, Rows rows, int thread);
+  void connect(const outrider_op &op, Rows rows, int thread);
   double softplus(double x) const;
   void multiply_heads(const outrider_op &op, size_t index, const Part &part, Rows rows, int thread);
   // Where the converted inputs of several matrices with this shape are stored.

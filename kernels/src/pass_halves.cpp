@@ -133,6 +133,7 @@ bool Pass::may_go_in_halves() const {
       case OUTRIDER_GAUSSIAN_TOP_K:
       case OUTRIDER_BLEND:
       case OUTRIDER_MATCH_RMS:
+      case OUTRIDER_CONNECT:
       case OUTRIDER_CHOOSE:
         break;
       default:

@@ -446,6 +446,27 @@ def test_vectors_side_by_side_that_make_no_sense_are_refused():
             Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
 
 
+def test_connections_that_make_no_sense_are_refused():
+    model = packed(SHAPES["connected"], Format.FP32)
+    ops = list(model.program.ops)
+    at = next(index for index, op in enumerate(ops) if op.kind is Kind.CONNECT)
+    op, short = ops[at], next(op.weight for op in ops if op.kind is Kind.CONNECT and len(op.connections) < 3)
+    assert len(op.connections) == 3
+    for changed, sentence in [
+        (replace(op, heads=0), "weights of 1 to 16 streams"),
+        (replace(op, heads=17), "weights of 1 to 16 streams"),
+        (replace(op, output=op.output.part(0, 5)), "weights of 1 to 16 streams"),
+        (replace(op, weight=-1), "a vector of factors and biases"),
+        (replace(op, weight=short), "a vector of factors and biases"),
+        (replace(op, integer=0), "in one round or more"),
+        (replace(op, epsilon=-1.0), "an epsilon of 0 or more"),
+        (replace(op, input=op.input.part(0, 3)), "logits of connections"),
+        (replace(op, output=op.input), "cannot write into its input"),
+    ]:
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
+
+
 def system_can_populate() -> bool:
     with mmap.mmap(-1, mmap.PAGESIZE) as memory:
         try:

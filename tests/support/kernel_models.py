@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -31,6 +31,8 @@ class Shape:
     its weight. ``bounded``: the last layer's decays have a bound. ``by_column``: scans have a step for each column, and
     attention gates by softplus. ``slopes``: those of ALiBi by head, in place of rope; ``bf16_biases``: they are in bf16.
     ``streams``: the number of parallel hidden states, of which layers read the second; gates are mostly closed.
+    ``connected``: instead layers read and write all of them by hyper-connections, which mix them in every second layer, and
+    the gated layer is clamped.
     """
 
     style: str = "llama"
@@ -58,6 +60,7 @@ class Shape:
     clipped: bool = False
     value: int = 0
     streams: int = 0
+    connected: bool = False
     slopes: tuple[float, ...] = ()
     bf16_biases: bool = False
 
@@ -88,6 +91,7 @@ CLIPPED = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, vocabulary=
 STREAMS = Shape(
     width=160, heads=4, kv_heads=2, inner=136, group=32, vocabulary=97, activation=Activation.GELU_TANH, streams=3
 )
+CONNECTED = Shape(width=96, heads=4, kv_heads=2, inner=104, group=32, layers=2, vocabulary=101, streams=3, connected=True)
 CHUNKED = Shape(width=144, heads=6, kv_heads=3, inner=72, group=32, vocabulary=101, chunk=37, experts=5, chosen=1)
 SLOPES = Shape(width=144, heads=6, kv_heads=6, inner=72, group=32, vocabulary=97, slopes=(0.5, 0.35, 0.25, 0.1, 0.07, 0.01))
 BF16_BIASES = replace(SLOPES, kv_heads=2, bf16_biases=True)
@@ -96,6 +100,7 @@ SHAPES = {
     "bf16 biases": BF16_BIASES,
     "chunked": CHUNKED,
     "streams": STREAMS,
+    "connected": CONNECTED,
     "shared": SHARED,
     "clipped": CLIPPED,
     "hybrid": HYBRID,
@@ -129,6 +134,8 @@ def in_turn(formats: Sequence[Format], others: Sequence[T]) -> list[tuple[str, F
 
 def build(shape: Shape, precision: Format) -> Program:
     builder = Builder(shape.vocabulary, shape.context, precision, shape.group)
+    if shape.connected:
+        return _connected(builder, shape)
     if shape.streams:
         return _streams(builder, shape)
     width, head = shape.width, shape.width // shape.heads
@@ -265,6 +272,49 @@ def _streams(builder: Builder, shape: Shape) -> Program:
         )
     total = norm(builder.scale(total, 1 / count), "norm")
     return builder.finish(builder.linear(total, [Tensor("head", (shape.vocabulary, width))]))
+
+
+def _connected(builder: Builder, shape: Shape) -> Program:
+    width, inner, count, head = shape.width, shape.inner, shape.streams, shape.width // shape.heads
+    kv_width = shape.kv_heads * head
+
+    def weights(x: Slice, name: str, parts: int, rounds: int = 1) -> Slice:
+        rows = sum((count, count, count**2)[:parts])
+        h = builder.norm(x, None, kind=Norm.RMS, epsilon=1e-5)
+        logits = builder.linear(h, [Tensor(name, (rows, x.width))], precision=Format.FP32)
+        numbers = Tensor(name + " factors", (parts,)), Tensor(name + " bias", (rows,))
+        return builder.connect(logits, *numbers, streams=count, epsilon=1e-3, most=1.5, least=0.25, rounds=rounds)
+
+    def block(x: Slice, name: str, mixed: bool, compute: Callable[[Slice], Slice]) -> Slice:
+        each = weights(x, name, 3 if mixed else 2, rounds=3)
+        h = builder.blend(x, each.part(0, count), vectors=count)
+        made = compute(builder.norm(h, Tensor(name + " norm", (width,)), kind=Norm.RMS, epsilon=1e-5))
+        x = builder.blend(x, each.part(2 * count, count**2), vectors=count) if mixed else x
+        return builder.blend(made, each.part(count, count), vectors=1, residual=x)
+
+    x = builder.room(count * width)
+    first = builder.embed(Tensor("embed", (shape.vocabulary, width)))
+    for stream, part in enumerate(x.split(*[width] * count)):
+        builder.scale(first, 1.0 - 0.25 * stream, output=part)
+    for layer in range(shape.layers):
+
+        def attention(h: Slice, at: str = f"{layer}.") -> Slice:
+            sizes = zip(("q", "k", "v"), (width, kv_width, kv_width), strict=True)
+            made = builder.linear(h, [Tensor(at + name, (size, width)) for name, size in sizes])
+            q, k, v = made.split(width, kv_width, kv_width)
+            a = builder.attention(q, k, v, heads=shape.heads, kv_heads=shape.kv_heads, window=shape.window)
+            return builder.linear(a, [Tensor(at + "o", (width, width))])
+
+        def gated(h: Slice, at: str = f"{layer}.") -> Slice:
+            gate, up = (Tensor(at + name, (inner, width)) for name in ("gate", "up"))
+            m = builder.gated(h, gate, up, shape.activation, cap=0.75)
+            return builder.linear(m, [Tensor(at + "down", (width, inner))])
+
+        x = block(x, f"{layer}.first", layer % 2 == 0, attention)
+        x = block(x, f"{layer}.second", layer % 2 == 0, gated)
+    y = builder.blend(x, weights(x, "last", 1), vectors=count)
+    y = builder.norm(y, Tensor("norm", (width,)), kind=Norm.RMS, epsilon=1e-5)
+    return builder.finish(builder.linear(y, [Tensor("head", (shape.vocabulary, width))]))
 
 
 def _latent(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Slice:

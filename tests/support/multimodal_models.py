@@ -238,6 +238,19 @@ KINDS: dict[str, dict[str, Any]] = {
         | {"num_attention_heads": 2, "intermediate_size": 48, "encoder_hidden_size": 32},
         "has_lora_adapter": False,
     },
+    "hy_v4_vl": _multimodal(
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "mlp_layer_types": ["dense", "sparse"],
+        }
+        | {"q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}, "rms_norm_eps": 0.01}
+        | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 512, "indexer_types": ["full", "shared"]}
+        | {"pad_token_id": 0},
+        _VISION | {"out_hidden_size": 64, "max_image_size": 64},
+    ),
     "hyperclovax_vision_v2": _multimodal(
         {"model_type": "hyperclovax", "attention_multiplier": 0.2}, _QWEN_VISION | {"model_type": "qwen2_5_vl_vision"}
     ),

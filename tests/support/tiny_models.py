@@ -857,6 +857,22 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"first_k_dense_replace": 1, "num_hidden_layers": 3, "n_shared_experts": 2, "rms_norm_eps": 0.1}
         | {"index_topk": 128, "index_n_heads": 8, "index_head_dim": 48, "index_topk_freq": 2},
     ),
+    "hy4-plain": (
+        "hy_v4",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": False}
+        | {"mlp_layer_types": ["sparse", "sparse"], "hc_mult": 3, "index_topk": 128, "tie_word_embeddings": True},
+    ),
+    "hy4": (
+        "hy_v4",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "v_head_dim": 24}
+        | {"num_hidden_layers": 3, "n_shared_experts": 2, "attention_bias": True, "swiglu_limit": 0.4, "index_topk": 128}
+        | {"index_n_heads": 8, "index_head_dim": 24, "hc_magnitude": 1.5, "hc_eps": 0.01, "n_group": 2}
+        | _rope("yarn", **YARN),
+    ),
     "axk1": (
         "axk1",
         MIXTURE
@@ -1131,7 +1147,7 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
                 )
                 one = parameter_name.endswith(("weight", "scale")) and not centred
                 parameter.add_(1.0 if one else 0.0)
-            if parameter_name.endswith("correct_output_scale"):
+            if parameter_name.endswith(("correct_output_scale", "_hc.scale", "hc_scale")):
                 parameter.add_(1.0)
             if kind.startswith(("gemma3n", "gemma4")) and "q_norm" in parameter_name:
                 # These families do not scale attention scores otherwise.

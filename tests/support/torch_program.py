@@ -92,6 +92,8 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             y = linear(x, weight, bias)
             if program.weights[op.weight].gated:
                 gate, up = y.chunk(2, dim=-1)
+                if op.cap:
+                    gate, up = gate.clamp(max=op.cap), up.clamp(-op.cap, op.cap)
                 return ACTIVATIONS[op.activation](gate) * up
             if op.activation == Activation.CLIP:
                 y = y.clamp(-op.cap, op.cap)
@@ -135,6 +137,8 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             coefficients = read(op.key).view(len(tokens), -1, op.heads)
             y = torch.einsum("tvh,thc->tvc", coefficients, x.view(len(tokens), op.heads, -1)).flatten(1)
             return y if op.residual.buffer < 0 else y + read(op.residual)
+        case Kind.CONNECT:
+            return _connect(op, x, weight)
         case Kind.MATCH_RMS:
             vectors = x.view(len(tokens), op.heads, -1)
             own = vectors.square().mean(dim=2, keepdim=True).clamp(min=op.epsilon)
@@ -148,6 +152,21 @@ def _apply(program: Program, op: Op, read, weights: list[torch.Tensor], tokens: 
             slopes = bias if op.bias >= 0 else None
             return _attention(op, x, read(op.key), read(op.value), weight if op.weight >= 0 else None, slopes)
     raise AssertionError(op.kind)
+
+
+def _connect(op: Op, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    count, parts = op.heads, len(op.connections)
+    widths, factors, biases = [count, count, count * count][:parts], numbers[:parts], numbers[parts:].split(op.connections)
+    x = [part * factor + bias for part, factor, bias in zip(x.split(widths, dim=1), factors, biases, strict=True)]
+    made = [x[0].sigmoid() + op.epsilon, *(op.scale * each.sigmoid() + op.cap for each in x[1:2])]
+    for each in x[2:]:
+        mixes = each.view(-1, count, count).softmax(dim=2) + op.epsilon
+        mixes = mixes / (mixes.sum(dim=1, keepdim=True) + op.epsilon)
+        for _ in range(op.integer - 1):
+            mixes = mixes / (mixes.sum(dim=2, keepdim=True) + op.epsilon)
+            mixes = mixes / (mixes.sum(dim=1, keepdim=True) + op.epsilon)
+        made.append(mixes.mT.flatten(1))
+    return torch.cat(made, dim=1)
 
 
 def _attention(

@@ -491,6 +491,51 @@ def test_what_mpt_does_not_do_is_refused(change: dict[str, Any], sentence: str) 
         build_program(said_by_transformers("mpt") | change, Format.BF16)
 
 
+HY4_NAMES = (
+    (".self_attn.sinks", ".self_attn.learnable_sink_param"),
+    (".self_attn.gate_proj.", ".self_attn.linear_gate."),
+    (".attn_hc.", ".hc_attn_layer.hc_pre.hc_"),
+    (".ffn_hc.", ".hc_mlp_layer.hc_pre.hc_"),
+    (".hc_head.hc_", ".hc_head.hc_pre.hc_head_"),
+)
+
+
+def test_hy4_by_the_names_of_its_makers(tmp_path: Path) -> None:
+    """transformers writes names of its own, and reads both; gates of feed-forward layers have the usual one."""
+    model = tiny_model("hy4")
+    model.save_pretrained(tmp_path)
+    expected = logits(open_native(tmp_path, "fp32"))
+
+    def by_its_makers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {name: tensor for name, tensor in model.state_dict().items() if "rotary_emb" not in name}
+        for ours, theirs in HY4_NAMES:
+            found = {name.replace(ours, theirs): tensor for name, tensor in found.items()}
+        assert not found.keys() <= tensors.keys()
+        return found | {"model.mtp_layers.0.enorm.weight": torch.ones(96)}
+
+    rewritten(tmp_path, by_its_makers)
+    np.testing.assert_array_equal(logits(open_native(tmp_path, "fp32")), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"max_position_embeddings": 129}, 'where a token sees 128 of them ."index_topk".* "max_position_embeddings": 128'),
+        ({"hc_mult": 17}, 'does not know "hc_mult": 17, more than 16 streams'),
+        ({"hc_eps": -0.5}, 'does not know "hc_eps": -0.5'),
+        ({"hidden_act": "gelu"}, 'does not know "hidden_act": .gelu.'),
+        ({"swiglu_limit": 0.0}, '"swiglu_limit" must be greater than 0, got 0.0'),
+        ({"q_lora_rank": None}, 'does not know "q_lora_rank": null'),
+        ({"rope_interleave": True}, 'does not know "rope_interleave": True'),
+        ({"layer_types": ["full_attention"] * 3}, 'does not know "layer_types"'),
+        ({"hc_sinkhorn_iters": 20}, 'does not know "hc_sinkhorn_iters": 20'),
+    ],
+)
+def test_what_hy4_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("hy4") | change, Format.BF16)
+
+
 @pytest.mark.parametrize("seen", [7, 8])
 def test_minimax_m3_by_the_names_of_its_makers(seen: int, tmp_path: Path) -> None:
     """Rows of 128 tokens, of which a token sees 7 or 8 blocks of 16; their experts are one by one, gate and up apart."""

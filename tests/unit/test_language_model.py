@@ -120,7 +120,7 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"qwen3_5_moe_text": "Qwen3_5MoeTextConfig", "cohere_compass_text": "CohereCompassTextConfig"}
     places |= {"apertus1p5_text": "Apertus1p5TextConfig", "llama4_text": "Llama4TextConfig"}
     places |= {"aria_text": "AriaTextConfig", "minimax_m3_vl_text": "MiniMaxM3VLTextConfig"}
-    places |= {"deepseek_v3": "DeepseekV3Config"}
+    places |= {"deepseek_v3": "DeepseekV3Config", "hy_v4_vl_text": "HYV4VLTextConfig"}
     places |= {"glm4v_text": "Glm4vTextConfig", "glm4v_moe_text": "Glm4vMoeTextConfig"}
     places |= {"mllama_text_model": "MllamaTextConfig", "muse_glimmer_text": "MuseGlimmerTextConfig"}
     places |= {"qwen2_5_omni_text": "Qwen2_5OmniTextConfig", "qwen3_omni_moe_text": "Qwen3OmniMoeTextConfig"}

@@ -32,6 +32,7 @@ MULTIMODAL = {
     "got_ocr2": "qwen2",
     "granite4_vision": "granite4_vision_text",
     "granite_speech": "granite",
+    "hy_v4_vl": "hy_v4_vl_text",
     "hyperclovax_vision_v2": "hyperclovax",
     "idefics2": "mistral",
     "idefics3": "llama",
@@ -112,6 +113,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "gemma4_unified_text": (262144, 2304, 9216, 30, 8, 4, 262144),
         "glm4v_moe_text": (151424, 4096, 10944, 46, 96, 8, 65536),
         "glm4v_text": (151552, 4096, 13696, 40, 32, 2, 32768),
+        "hy_v4_vl_text": (120832, 6144, 18432, 78, 64, None, 262144),
         "lfm2": (65536, 2560, 12288, 32, 32, 8, 128000),
         "lfm3": (128000, 2048, 7680, 24, 16, 4, 128000),
         "llama": (32000, 4096, 11008, 32, 32, None, 2048),
@@ -183,14 +185,14 @@ PREFIXES = (
     ("thinker.lm_head.", "lm_head."),
 )
 # Models whose LM head is not tied by default.
-UNTIED = ("apertus1p5", "aria", "llama4", "minimax_m3_vl", "mllama", "muse_glimmer")
+UNTIED = ("apertus1p5", "aria", "hy_v4_vl", "llama4", "minimax_m3_vl", "mllama", "muse_glimmer")
 # Models whose language model is the part that thinks, beside parts that talk.
 OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
 THINKER = "thinker."
 # How many tokens the table of Llama 3.2 Vision has beside those of its head: the picture's, and room for others.
 BESIDE_HEAD = 8
 NOT_LANGUAGE = (
-    *("vision_tokenizer.", "audio_tokenizer."),
+    *("vision_tokenizer.", "audio_tokenizer.", "vit."),
     *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),
     *("multi_modal_projector.", "patch_merge_mlp.", "mm_projector.", "connector.", "image_newline"),
     *("aligner.", "projector.", "visual_embeddings_table.", "vision_projector.", "vision_adapter.", "vision_projection."),

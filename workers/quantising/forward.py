@@ -93,6 +93,8 @@ class Forward:
             return x * (self._weight(op.weight) if by_column else self._factors(op, len(x)))
         if op.kind is Kind.XIELU:
             return _xielu(x, *self._weight(op.weight))
+        if op.kind is Kind.CONNECT:
+            return _connect(op, x, self._weight(op.weight))
         if op.kind is Kind.GAUSSIAN_TOP_K:
             deviation, mean = torch.std_mean(x, dim=1, correction=0, keepdim=True)
             return F.relu(x - (mean + op.scale * deviation))
@@ -209,9 +211,10 @@ def _stacked(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
 
 def _gated(op: Op, y: Tensor) -> Tensor:
     gate, up = y.chunk(2, dim=1)
+    if op.cap:
+        gate, up = gate.clamp(max=op.cap), up.clamp(-op.cap, op.cap)
     if op.activation is Activation.CLAMPED_SWIGLU:
-        gate, up = gate.clamp(max=op.cap), up.clamp(-op.cap, op.cap) + 1
-        return gate * torch.sigmoid(op.scale * gate) * up
+        return gate * torch.sigmoid(op.scale * gate) * (up + 1)
     return ACTIVATIONS[op.activation](gate) * up
 
 
@@ -239,6 +242,21 @@ def _rope(op: Op, x: Tensor, frequencies: Tensor, length: int) -> Tensor:
 def _blend(op: Op, x: Tensor, coefficients: Tensor) -> Tensor:
     sums = coefficients.reshape(len(x), -1, op.heads) @ x.reshape(len(x), op.heads, -1)
     return sums.reshape(len(x), -1)
+
+
+def _connect(op: Op, logits: Tensor, numbers: Tensor) -> Tensor:
+    parts = op.connections
+    x = logits * numbers[: len(parts)].repeat_interleave(torch.tensor(parts)) + numbers[len(parts) :]
+    reads, *others = x.split(parts, dim=1)
+    made = [torch.sigmoid(reads) + op.epsilon]
+    if others:
+        made.append(op.scale * torch.sigmoid(others[0]) + op.cap)
+    if len(others) > 1:
+        mixed = others[1].reshape(-1, op.heads, op.heads).softmax(dim=2) + op.epsilon
+        for dim in (1, *(2, 1) * (op.integer - 1)):
+            mixed = mixed / (mixed.sum(dim=dim, keepdim=True) + op.epsilon)
+        made.append(mixed.transpose(1, 2).reshape(len(x), -1))
+    return torch.cat(made, dim=1)
 
 
 def _match_rms(op: Op, x: Tensor, model: Tensor) -> Tensor:

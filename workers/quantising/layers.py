@@ -88,7 +88,7 @@ def layers_of(program: Program) -> list[Layer]:
         while program.ops[stop].kind is Kind.MIX:  # has no weights of its own
             stop += 1
         ops = program.ops[start:stop]
-        # Routers, and Gemma 3n's coefficients of its streams, stay in fp32.
+        # Routers, and the coefficients of streams (Gemma 3n's, hyper-connections), stay in fp32.
         rounded = [number for op in ops for number in _matrices_of(op) if program.weights[number].format.integer]
         experts = frozenset(number for op in ops if op.kind is Kind.EXPERTS for number in _matrices_of(op))
         found.append(Layer(len(found), start, stop, tuple(rounded), experts, tuple(_feeders(program, start, stop))))
@@ -142,7 +142,7 @@ def _feeders(program: Program, start: int, stop: int) -> Iterable[Feeder]:
             readers = _readers(program, number, stop)
             if readers:
                 yield _feed_forward(program, op.weight, op.bias, tuple(readers))
-        elif op.kind is Kind.EXPERTS and not op.integer and op.activation is not Activation.CLAMPED_SWIGLU:
+        elif op.kind is Kind.EXPERTS and not op.integer and not op.cap:
             down = next((later for later in ops[number + 1 : stop] if later.kind is Kind.EXPERTS), None)
             if down is not None and down.input == op.output and program.weights[op.weight].gated:
                 for expert in range(op.heads):
@@ -162,7 +162,7 @@ def _feed_forward(program: Program, number: int, shift: int, readers: tuple[int,
 def _linear_in_up(program: Program, op: Op) -> bool:
     """Whether a factor passes through the product: through a gated one beside its activation, unless up is clamped."""
     if program.weights[op.weight].gated:
-        return op.activation is not Activation.CLAMPED_SWIGLU
+        return not op.cap
     return op.activation in HOMOGENEOUS and not op.cap
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from outrider.kernels.builder import Builder
-from outrider.kernels.program import Program, Routing, Slice
+from outrider.kernels.program import Program, Routing, Slice, Tensor
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.corrected_mixtures import (
     SMALLEST_SUM,
@@ -28,7 +28,7 @@ from outrider.workers.models.families.parts import Begin, Linear, Ranges, gate_h
 from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
 from outrider.workers.models.rope import LONG, Rope, latent_factor, read_rope
 
-# The epsilon of the norms of latent vectors; configurations state that of the other norms.
+# The epsilon of the norms of latent vectors in most families; configurations state that of the other norms.
 EPSILON = 1e-6
 # The kernels' attention requires sizes of keys and values that are multiples of this.
 HEAD_UNIT = 8
@@ -60,7 +60,9 @@ class Latent:
 
     Queries are computed from a latent vector of ``query_rank`` columns (0: from the layer's input), keys and values from
     one of ``rank``. ``paired``: rope rotates neighbouring columns. The rotated columns of keys are shared by all heads.
-    ``query_factors`` are those of ``Style``. ``head_gates``: each head is multiplied by the sigmoid of its own gate.
+    ``query_factors`` are those of ``Style``. ``head_gates``: each head is multiplied by the sigmoid of its own gate;
+    ``column_gates``: so is each column of the heads. ``sinks``: scores have an attention sink for each head. ``epsilon`` is
+    that of the latent vectors' norms.
     """
 
     query_rank: int
@@ -75,13 +77,16 @@ class Latent:
     by_heads: bool = False
     query_factors: QueryFactors | None = None
     head_gates: bool = False
+    column_gates: bool = False
+    sinks: bool = False
+    epsilon: float = EPSILON
 
 
 def deepseek_v2(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=32, ffn=11008, heads=32)
     for key, always in (("rope_interleave", True), ("mlp_bias", False), ("norm_topk_prob", False)):
         config.only(key, always)
-    _check_experts(config, "softmax")
+    check_experts(config, "softmax")
     dense, method = config.whole("first_k_dense_replace", 0), config.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise config.unknown(f'"topk_method": {method!r}')
@@ -122,7 +127,7 @@ def _as_deepseek_v3(
     groups: tuple[int, int],
 ) -> Program:
     """``dense`` and ``groups`` are the family's defaults."""
-    _check_experts(config, "sigmoid")
+    check_experts(config, "sigmoid")
     config.only("topk_method", "noaux_tc")
     first, router = config.whole("first_k_dense_replace", dense), deepseek_router(config, scale=2.5, groups=groups)
     experts = deepseek_experts(config, count, 8, 2048, shared, router, lambda layer: layer >= first)
@@ -158,7 +163,7 @@ def _sarvam_as_deepseek(config: Config) -> Config:
 def axk1(config: Config, begin: Begin) -> Program:
     """DeepSeek V3 with a norm after the experts, and corrections where the checkpoint has some (checkpoint_program.py)."""
     sizes = _sizes(config, layers=61, ffn=18432, heads=64)
-    _check_experts(config, "sigmoid", every=None)
+    check_experts(config, "sigmoid", every=None)
     config.only("topk_method", "noaux_tc")
     first, step = config.whole("first_k_dense_replace", 1), config.size("moe_layer_freq", 1)
     sparse = [layer >= first and layer % step == 0 for layer in range(sizes.layers)]
@@ -190,7 +195,7 @@ def mistral4(config: Config, begin: Begin) -> Program:
     for key in config.values:
         config.get(key)  # said.check_all_read() refuses unknown keys
     sizes = _sizes(said, layers=36, ffn=12288, heads=32)
-    _check_experts(said, "softmax")
+    check_experts(said, "softmax")
     first, share = said.whole("first_k_dense_replace", 0), said.flag("norm_topk_prob", True)
 
     def router(count: int, chosen: int) -> Router:
@@ -229,7 +234,7 @@ def _mistral_as_deepseek(config: Config) -> Config:
 
 def glm4_moe_lite(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=47, ffn=10240, heads=20, epsilon=1e-5)
-    _check_experts(config, "sigmoid")
+    check_experts(config, "sigmoid")
     config.only("topk_method", "noaux_tc")
     if not config.get("mlp_layer_types"):
         config.only("first_k_dense_replace", 1)
@@ -258,19 +263,12 @@ def _of_short_rows(
     config: Config, begin: Begin, sizes: Sizes, groups: tuple[int, int], usual: tuple[int, int, int]
 ) -> Program:
     """Defaults: ``groups``, and ``usual``: the rank of queries, a head's columns without rope, and those of its values."""
-    seen = config.size("index_topk", 2048)
-    if sizes.context > seen:
-        raise config.unknown(
-            f'rows of up to {sizes.context} tokens where a token sees {seen} of them ("index_topk"); it runs rows of up to '
-            f'{seen}: write "max_position_embeddings": {seen} for those',
-            hf="does",
-        )
+    check_rows(config, sizes)
     for unused in ("index_head_dim", "index_n_heads"):
         config.get(unused)
     for key, always in (("rope_interleave", True), ("mlp_bias", False), ("topk_method", "noaux_tc")):
         config.only(key, always)
-    config.only("layer_types", ["indexed_attention"] * sizes.layers)
-    _check_experts(config, "sigmoid")
+    check_experts(config, "sigmoid")
     sparse = sparse_layers(config, sizes.layers, config.whole("first_k_dense_replace", 3))
     shared, router = config.size("n_shared_experts", 1), deepseek_router(config, scale=2.5, groups=groups)
     count = config.size("num_experts", config.size("n_routed_experts", config.get("num_local_experts", 256)))
@@ -279,6 +277,18 @@ def _of_short_rows(
     if not latent.query_rank:
         raise config.unknown('"q_lora_rank": null')
     return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), mixer=mixture(sizes, experts)))
+
+
+def check_rows(config: Config, sizes: Sizes) -> None:
+    """Refuse rows that may be so long that an indexer would not choose all earlier tokens."""
+    seen = config.size("index_topk", 2048)
+    if sizes.context > seen:
+        raise config.unknown(
+            f'rows of up to {sizes.context} tokens where a token sees {seen} of them ("index_topk"); it runs rows of up to '
+            f'{seen}: write "max_position_embeddings": {seen} for those',
+            hf="does",
+        )
+    config.only("layer_types", ["indexed_attention"] * sizes.layers)
 
 
 def youtu(config: Config, begin: Begin) -> Program:
@@ -332,7 +342,7 @@ def _sizes(config: Config, *, layers: int, ffn: int, heads: int, epsilon: float 
     return replace(sizes, kv_heads=sizes.heads)
 
 
-def _check_experts(config: Config, scoring: str, every: int | None = 1) -> None:
+def check_experts(config: Config, scoring: str, every: int | None = 1) -> None:
     """Refuse keys that transformers does not read, if their value differs from what it computes.
 
     ``every``: the only supported "moe_layer_freq" (None: the caller reads it).
@@ -389,7 +399,7 @@ def read_latent(
 
 
 def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) -> Mixer:
-    heads, epsilon = sizes.heads, EPSILON
+    heads, epsilon = sizes.heads, latent.epsilon
     plain, turned, value = latent.plain, latent.turned, latent.value
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
@@ -428,8 +438,11 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
         if latent.query_factors is not None:
             builder.scale_by_position(query, *latent.query_factors)
         query = builder.heads(query, to_key)
-        a = builder.attention(query, key, kv, heads=heads, kv_heads=1, scale=latent.scale)
+        sinks = Tensor(f"{names.prefix}sinks", (heads,)) if latent.sinks else None
+        a = builder.attention(query, key, kv, heads=heads, kv_heads=1, scale=latent.scale, sinks=sinks)
         a = builder.heads(a, to_value)
+        if latent.column_gates:
+            a = builder.gate(a, builder.linear(h, [names.weight("gate_proj", a.width, h.width)]))
         if latent.head_gates:
             gate_heads(builder, a, builder.linear(h, [names.weight("g_proj", heads, h.width)]), heads)
         output, shift = [names.weight("o_proj", h.width, heads * value)], names.biases(latent.bias, ("o_proj", h.width))

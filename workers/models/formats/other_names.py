@@ -20,6 +20,16 @@ OTHERS = (
     ("model.embed_tokens.", "model.word_embeddings."),
     (".self_attn.sinks", ".self_attn.softmax_offset"),  # Flint
     (".self_attn.sinks", ".self_attn.attention_sink_bias"),  # MiMo-V2-Flash
+    (".self_attn.sinks", ".self_attn.learnable_sink_param"),  # Hy4
+    (".gate_proj.", ".linear_gate."),
+    # Hy4's makers' names, and those that transformers writes.
+    (".attn_hc.", ".hc_attn_layer.hc_pre.hc_"),
+    (".attn_hc.", ".hc_pre.hc_attn_layer.hc_"),
+    (".ffn_hc.", ".hc_mlp_layer.hc_pre.hc_"),
+    (".ffn_hc.", ".hc_pre.hc_mlp_layer.hc_"),
+    (".hc_head.hc_", ".hc_head.hc_pre.hc_head_"),
+    (".hc_head.hc_", ".hc_head.hc_head_"),
+    (".hc_head.hc_", ".hc_pre.hc_head.hc_head_"),
     (".self_attn.qkv_proj.", ".attention.query_key_value."),
     (".self_attn.q_norm.", ".attention.query_layernorm."),
     (".self_attn.k_norm.", ".attention.key_layernorm."),

@@ -62,12 +62,13 @@ def of_shared_keys(name: str, values: Mapping[str, Any]) -> bool:
 
 
 def of_indexers(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether the tensor is of an indexer of sparse attention (DeepSeek V3.2, GLM-5, MiniMax M3), which chooses the tokens
-    that a token attends to. Rows here are so short that it would choose all tokens."""
+    """Whether the tensor is of an indexer of sparse attention (DeepSeek V3.2, GLM-5, MiniMax M3, Hy4), which chooses the
+    tokens that a token attends to. Rows here are so short that it would choose all tokens."""
     kind = values.get("model_type")
     if kind == "minimax_m3_vl_text" and ".self_attn.index_" in name:  # by the names of its makers
         return True
-    return kind in ("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text") and ".self_attn.indexer." in name
+    kinds = ("deepseek_v32", "glm_moe_dsa", "hy_v4", "hy_v4_vl_text", "minimax_m3_vl_text")
+    return kind in kinds and ".self_attn.indexer." in name
 
 
 def of_cross_attention(name: str, values: Mapping[str, Any]) -> bool:
