@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -119,6 +120,25 @@ def test_a_short_tmpdir_is_used(short: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TMPDIR", str(short))
     with held_folder(BENEATH) as folder:
         assert folder.parent == short / OWN
+
+
+def test_a_root_that_is_full_is_passed_over(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's processes died there, one after the other."""
+    full, roomy = short / "full", short / "roomy"
+    for each in (full, roomy):
+        each.mkdir(mode=0o700)
+    usage = shutil.disk_usage(short)
+
+    def of(path: Path) -> Any:
+        return usage._replace(free=100 << 10 if path.is_relative_to(full) else 1 << 30)
+
+    monkeypatch.setattr(private_folder.shutil, "disk_usage", of)
+    monkeypatch.setattr(private_folder, "roots", lambda: [full, roomy])
+    with held_folder(BENEATH) as folder:
+        assert folder.parent == roomy / OWN
+    monkeypatch.setattr(private_folder, "roots", lambda: [full])
+    with pytest.raises(JobError, match=r"full/outrider-\d+ has only 100 KiB free; set TMPDIR to"), held_folder(BENEATH):
+        pass
 
 
 def test_a_file_system_that_is_read_only_is_said_to_be(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ OTHERS = 0o077
 # The names that tempfile makes: ``sweep`` touches no others.
 HELD_NAME_BYTES = 8
 HELD_NAME = re.compile(rf"[a-z0-9_]{{{HELD_NAME_BYTES}}}")
+# Room for Ray's first logs, without which its processes die as they start.
+LEAST_FREE_BYTES = 2 << 20
 # ``sweep`` in another process may lock a new folder for an instant.
 TRIES = 5
 
@@ -139,7 +141,7 @@ def _first_fit(name_bytes: int, beneath: int) -> Path:
 
 
 def _check_tools(base: Path, beneath: int) -> None:
-    """Unfit where the file system supports no sockets (of such a path) or no locks on folders."""
+    """Unfit where the file system is full, or supports no sockets (of such a path) or no locks on folders."""
     name = f"try-{os.getpid()}-{threading.get_native_id()}-".ljust(beneath, "x")[:beneath]
     try:
         with socket.socket(socket.AF_UNIX) as one:
@@ -150,6 +152,8 @@ def _check_tools(base: Path, beneath: int) -> None:
         # On a read-only file system there is nothing to remove, and trying is an error.
         with suppress(OSError):
             (base / name).unlink()
+    if (free := shutil.disk_usage(base).free) < LEAST_FREE_BYTES:
+        raise Unfit(f"{base} has only {free >> 10:,} KiB free")
     lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
