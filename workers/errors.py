@@ -43,7 +43,8 @@ class OutriderError(Exception):
         return list(self.args[1]) if len(self.args) > 1 else []
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else self.__class__.__name__
+        """The sentence; bytes of a path in it that are no UTF-8 as escapes, since Ray ends a process that raises others."""
+        return encodable(str(self.args[0])) if self.args else self.__class__.__name__
 
 
 class UsageError(OutriderError):
@@ -112,6 +113,11 @@ class WorkerError(OutriderError):
 
 class LeaseError(WorkerError):
     pass
+
+
+def encodable(text: str) -> str:
+    """The text with escapes for what UTF-8 cannot hold: halves of surrogate pairs, as which Python keeps other bytes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def first_line(error: BaseException) -> str:

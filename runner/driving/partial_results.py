@@ -14,6 +14,7 @@ from outrider.runner.job.resolved_request import samples_of
 from outrider.runner.job.results import error_record, result_record
 from outrider.runner.report.counters import JobCounters
 from outrider.runner.report.latencies import Latencies
+from outrider.workers.errors import encodable
 from outrider.workers.messages import Harvest, Row, RowFailure, RowResult
 
 # A row's number with its record.
@@ -32,7 +33,8 @@ class PartialResults:
     """A row is counted in ``counters`` and ``latencies`` when its record is made, so work done twice counts once."""
 
     def __init__(self, model: str, counters: JobCounters, latencies: Latencies, source: str | None = "line") -> None:
-        self._model = model
+        # It may be a path that is not UTF-8, which no record can hold.
+        self._model = encodable(model)
         # The input's name in messages; None for rows that do not come from a file.
         self._source = source
         self._counters = counters

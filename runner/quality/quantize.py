@@ -20,7 +20,7 @@ from outrider.runner.quality.progress import StatusLine
 from outrider.runner.quality.texts import PIECE_BYTES, Tokens, opened_source, texts
 from outrider.runner.report.display import console
 from outrider.runner.writable import check_new_folder
-from outrider.workers.errors import UsageError
+from outrider.workers.errors import UsageError, encodable
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.quantising.summary import QuantiseSummary
 
@@ -40,9 +40,13 @@ def quantize(spec: QuantizeSpec) -> None:
         if given and spec.calibration is None:
             raise UsageError(f"{option} applies to --calibration, which is not given: leave it out, or name a file")
     check_new_folder("--out", spec.out)
+    out = str(spec.out.absolute())
+    if out != encodable(out):
+        raise UsageError(
+            f"--out: {out} is not UTF-8, and safetensors writes no file under such a name; name another folder"
+        )
     with StatusLine(console()) as line, TokenizerProcess() as tokenizer_process:
         model_info, _ = tokenizer_process.prepare_scoring(spec.model, None, line.say)
-        out = str(spec.out.absolute())
         tokenizer_process.check_quantisable(model_info.path, out, spec.bits, spec.group)
         windows: list[Tokens] = []
         if spec.method != "rtn":

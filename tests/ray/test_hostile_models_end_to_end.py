@@ -97,6 +97,17 @@ def put_back(model: Path, old: bytes) -> None:
         stream.write(old)
 
 
+@pytest.mark.parametrize(("engine", "code"), [("native", 0), ("hf", 2)])
+def test_a_model_whose_path_is_no_utf8_runs_or_is_one_sentence(engine: str, code: int, model: Path, tmp_path: Path) -> None:
+    """Every row failed on the one engine, and on the other the target's process ended without a word."""
+    path = model.rename(tmp_path / os.fsdecode(b"m\xe4"))
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n")
+    options = ("--engine", engine, "--draft", "lookup", "--max-tokens", "4")
+    done = outrider("run", "in.jsonl", "-o", "job", "-m", path, *options, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert code == 0 or "m\\udce4 cannot be loaded: " in done.stderr, done.stderr
+
+
 def test_weights_that_change_under_a_job_end_it_and_put_back_let_it_go_on(model: Path, tmp_path: Path) -> None:
     pad(model)
     rows = [{"prompt": f"def f{number}(x):", "max_tokens": 200, "ignore_eos": True} for number in range(40)]

@@ -38,6 +38,12 @@ def test_the_drawn_tree_is_complete_and_right() -> None:
     assert drawn_tree() == real
 
 
+def test_a_sentence_with_a_path_that_is_no_utf8_can_be_encoded() -> None:
+    """Ray, which cannot send others, ended the actor that raised it."""
+    error = JobError(f"{os.fsdecode(b'm' + bytes([0xE4]))} cannot be loaded")
+    assert str(pickle.loads(pickle.dumps(error))).encode() == b"m\\udce4 cannot be loaded"
+
+
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_errors_survive_a_pickle(cls: type[OutriderError]) -> None:
     error = cls("one sentence", ["a:1: first", "a:2: second"])

@@ -763,6 +763,12 @@ def test_a_place_that_cannot_be_made_is_told_before_the_model_is_read(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_folder_whose_name_is_no_utf_8_is_told_before_the_model_is_read(tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"m\xe4")
+    with pytest.raises(UsageError, match=r"^--out: .*/m\\udce4/a is not UTF-8, and safetensors writes no file under such"):
+        quantize(build_options(QuantizeSpec, {"out": out / "a", "bits": 4, "model": "nobody/knows-it"}))
+
+
 def test_the_command_line_is_taken_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[QuantizeSpec] = []
     monkeypatch.setattr(quantize_module, "quantize", asked.append)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,13 @@ def test_a_result_that_cannot_be_written_down_is_that_rows_error(tmp_path: Path)
     journal.record(done, failed)
     assert (journal.counts().done, journal.counts().failed) == (2, 1)
     journal.close()
+
+
+def test_a_model_whose_path_is_no_utf8_does_not_fail_rows() -> None:
+    partial_results = PartialResults(os.fsdecode(b"m\xe4"), JobCounters(), Latencies(None))
+    partial_results.add([StoredRow(0, "id", 1, "completion", REQUEST, (1,))], [], 0)
+    [(_, record)], failed = partial_results.take(Harvest(ended=(result(0),), counters=TargetCounters()), 0)
+    assert not failed and json.loads(record)["response"]["body"]["model"] == "m\\udce4"
 
 
 def test_an_input_whose_name_is_no_utf8(tmp_path: Path) -> None:
