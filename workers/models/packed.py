@@ -103,17 +103,11 @@ def load_packed(
         key["target"] = target.digest
     name = hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest()[:32]
     file = packed_cache.cache_directory() / f"{name}.packed"
-    memory = packer.allocate(size)
     notes: list[str] = []
-    cached = False
-    if os.path.isfile(file):  # noqa: PTH113  (Path.is_file raises where a cache of another user's may not be looked into)
-        try:
-            packed_cache.load(file, key, memory.view, threads, progress)
-            cached = True
-        except (packed_cache.CacheUnusable, OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            notes.append(f"packed weights in the cache were not used: {error}")
-            memory = packer.allocate(size)
-    if not cached:
+    memory = _from_cache(file, key, packer, size, threads, progress, notes)
+    cached = memory is not None
+    if memory is None:
+        memory = packer.allocate(size)
         checkpoint: Checkpoint
         if target is None:
             checkpoint = open_checkpoint(Path(model_info.path), allow_pickle)
@@ -124,20 +118,39 @@ def load_packed(
         for each in (model_info, target):
             if each is not None:
                 check_unchanged(each.path, each.digest)
-        try:
-            packed_cache.store(file, key, memory.view, threads)
-        except OSError as error:
-            notes.append(
-                "packed weights were not cached, since this user has no home; the next start packs them again "
-                "(OUTRIDER_CACHE names a folder)"
-                if file.parent == packed_cache.NOWHERE
-                else f"packed weights were not cached in {file.parent}: {error.strerror or error}; "
-                "the next start packs them again (OUTRIDER_CACHE names another folder)"
-            )
+        _store(file, key, memory, threads, notes)
     for note in notes:
         logger.warning("%s: %s", model_info.name, note)
     addresses = tuple(memory.address + offset for offset in offsets)
     return PackedModel(program, memory, addresses, size, cached, tuple(notes))
+
+
+def _from_cache(
+    file: Path, key: dict[str, Any], packer: Packer, size: int, threads: int, progress: Progress, notes: list[str]
+) -> Memory | None:
+    """The packed weights from the cache; None where they are not there, or with a note where they cannot be used."""
+    if not os.path.isfile(file):  # noqa: PTH113  (Path.is_file raises where a cache of another user's may not be looked into)
+        return None
+    memory = packer.allocate(size)
+    try:
+        packed_cache.load(file, key, memory.view, threads, progress)
+    except (packed_cache.CacheUnusable, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        notes.append(f"packed weights in the cache were not used: {error}")
+        return None
+    return memory
+
+
+def _store(file: Path, key: dict[str, Any], memory: Memory, threads: int, notes: list[str]) -> None:
+    try:
+        packed_cache.store(file, key, memory.view, threads)
+    except OSError as error:
+        notes.append(
+            "packed weights were not cached, since this user has no home; the next start packs them again "
+            "(OUTRIDER_CACHE names a folder)"
+            if file.parent == packed_cache.NOWHERE
+            else f"packed weights were not cached in {file.parent}: {error.strerror or error}; "
+            "the next start packs them again (OUTRIDER_CACHE names another folder)"
+        )
 
 
 def _weight_offsets(program: Program, packer: Packer) -> tuple[list[int], int]:

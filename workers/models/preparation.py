@@ -109,35 +109,42 @@ def prepare_pair(
             beside = f"+{SUFFIX}"
         else:
             notes.append(f"proposing without suffix, which cannot be used: {reason}")
-    usual_alone = draft_name == MODEL
-    if usual_alone:
-        draft_name = AUTO
-    kind = WITH_TEXTS.get(beside, LOOKUP)
-    wanted = choose_draft(target) if draft_name == AUTO else draft_name
-    if SUFFIX in (wanted, kind) and (reason := why_unusable()) is not None:
+    usual = draft_name in (AUTO, MODEL)
+    wanted = choose_draft(target) if usual else draft_name
+    # Without a model, candidates come from texts.
+    from_texts = WITH_TEXTS.get(beside, LOOKUP)
+    if SUFFIX in (wanted, from_texts) and (reason := why_unusable()) is not None:
         raise ModelError(f"--draft suffix cannot be used: {reason}; --draft lookup can")
     if wanted in (LOOKUP, SUFFIX, NONE):
         # Lookup as the usual draft adds nothing to suffixes, which search the row's own text as well.
-        name = kind if beside else wanted
-        if usual_alone:  # (auto asks for texts as well, so it needs no note)
+        name = from_texts if beside else wanted
+        if draft_name == MODEL:  # (auto asks for texts as well, so it needs no note)
             notes.append(f"no usual draft is known for {target.name}, proposing by {name} instead")
         return target, None, name, notes
     try:
-        draft = read_model_info(wanted, tell, by_headers)
-        if draft.head:
-            draft = replace(draft, states=states_of(target, draft))
-        else:
-            draft = replace(draft, mask_token=mask_token_of(Path(draft.path)))
-            _forget_others(draft)
-            loading(draft.path)
-            check_pair(target, draft)
+        draft = _read_draft(wanted, target, tell, loading, by_headers)
     except ModelError as error:
-        if draft_name != AUTO:
+        if not usual:
             raise
         if by_headers:  # a run may fetch it
-            return target, None, kind, [*notes, f"this plan is without the usual draft: {error}"]
-        return target, None, kind, [*notes, f"the usual draft cannot be used, proposing by {kind} instead: {error}"]
+            return target, None, from_texts, [*notes, f"this plan is without the usual draft: {error}"]
+        note = f"the usual draft cannot be used, proposing by {from_texts} instead: {error}"
+        return target, None, from_texts, [*notes, note]
     return target, draft, wanted + beside, notes
+
+
+def _read_draft(
+    name: str, target: ModelInfo, tell: Callable[[int], None], loading: Callable[[str], None], by_headers: bool
+) -> ModelInfo:
+    """The draft's info; a ModelError where it does not fit the target."""
+    draft = read_model_info(name, tell, by_headers)
+    if draft.head:
+        return replace(draft, states=states_of(target, draft))
+    draft = replace(draft, mask_token=mask_token_of(Path(draft.path)))
+    _forget_others(draft)
+    loading(draft.path)
+    check_pair(target, draft)
+    return draft
 
 
 def _forget_others(model: ModelInfo) -> None:
