@@ -8,9 +8,9 @@ import re
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,57 +81,68 @@ def check_pinning(
 ) -> PinningReport:
     """Call again once the weights are loaded, with their buffers (address, bytes): before, few pages are allocated."""
     pin = launch.pin
-    cores = tuple(sorted(_cores(frozenset(pin.cores), proc)))
     policy, nodes = memory_policy(proc)
-    threads = _openmp_threads()
-    libraries = _preloaded(launch.environment.get("LD_PRELOAD", "").split(":"), proc)
-    devices = os.environ.get("ONEAPI_DEVICE_SELECTOR" if pin.device.startswith("xpu") else "CUDA_VISIBLE_DEVICES")
-    pages = pages_by_node(proc)
+    selector = "ONEAPI_DEVICE_SELECTOR" if pin.device.startswith("xpu") else "CUDA_VISIBLE_DEVICES"
     weight_pages: Counter[int] = Counter()
     for address, length in weights:
         weight_pages.update(nodes_of(address, length))
-
-    differences = []
-    if cores != tuple(sorted(pin.cores)):
-        differences.append(f"asked for cores {_list(pin.cores)}, got {_list(cores)}")
-    strays = _threads_outside(frozenset(pin.cores), proc)
-    if strays and cores == tuple(sorted(pin.cores)):
-        differences.append(f"{strays} threads of the process may run outside cores {_list(pin.cores)}")
-    if pin.memory_nodes and (policy != "bind" or nodes != tuple(sorted(pin.memory_nodes))):
-        got = f"{policy} on node {_list(nodes)}" if nodes else policy
-        differences.append(f"asked for memory bound to node {_list(pin.memory_nodes)}, got {got}")
-    for pool, count in (("OpenMP", threads), ("the kernels", kernel_threads)):
-        if count is not None and count != pin.threads:
-            differences.append(f"asked for {pin.threads} threads, {pool} got {count}")
-    for library in sorted(set(filter(None, launch.environment.get("LD_PRELOAD", "").split(":"))) - set(libraries)):
-        differences.append(f"asked for {library} to be preloaded, it is not")
-    if pin.device.startswith("cuda") and devices != pin.device_selector:
-        differences.append(f"asked for CUDA device {pin.device_selector}, CUDA_VISIBLE_DEVICES is {devices}")
-    outside = sum(size for node, size in pages.items() if node not in pin.memory_nodes)
-    if pin.memory_nodes and outside > max(STRAY_BYTES, STRAY_SHARE * sum(pages.values())):
-        where = _list(node for node in pages if node not in pin.memory_nodes)
-        differences.append(f"{outside / 1e9:.2f} GB of {sum(pages.values()) / 1e9:.2f} GB lie on node {where}")
-    astray = sum(count for node, count in weight_pages.items() if node not in pin.memory_nodes)
-    if pin.memory_nodes and astray > STRAY_SHARE * weight_pages.total():
-        where = _list(node for node in weight_pages if node not in pin.memory_nodes)
-        differences.append(f"{astray / weight_pages.total():.0%} of the weights' pages lie on node {where}")
-    return PinningReport(
+    found = PinningReport(
         pid=os.getpid(),
         host=socket.gethostname(),
         level=launch.level,
         asked=pin,
-        cores=cores,
+        cores=tuple(sorted(_cores(frozenset(pin.cores), proc))),
         memory_policy=policy,
         memory_nodes=nodes,
-        threads=threads,
+        threads=_openmp_threads(),
         kernel_threads=kernel_threads,
-        libraries=libraries,
-        visible_devices=devices,
-        pages=pages,
+        libraries=_preloaded(launch.environment.get("LD_PRELOAD", "").split(":"), proc),
+        visible_devices=os.environ.get(selector),
+        pages=pages_by_node(proc),
         weight_pages=dict(sorted(weight_pages.items())),
-        differences=tuple(differences),
+        differences=(),
         warnings=launch.warnings,
     )
+    strays = _threads_outside(frozenset(pin.cores), proc)
+    return replace(found, differences=(*_of_cores(found, strays), *_of_environment(found, launch), *_of_memory(found)))
+
+
+def _of_cores(found: PinningReport, strays: int) -> Iterator[str]:
+    """How the cores differ from what was asked for. ``strays``: threads of the process that may run on others."""
+    pin = found.asked
+    if found.cores != tuple(sorted(pin.cores)):
+        yield f"asked for cores {_list(pin.cores)}, got {_list(found.cores)}"
+    elif strays:
+        yield f"{strays} threads of the process may run outside cores {_list(pin.cores)}"
+    for pool, count in (("OpenMP", found.threads), ("the kernels", found.kernel_threads)):
+        if count is not None and count != pin.threads:
+            yield f"asked for {pin.threads} threads, {pool} got {count}"
+
+
+def _of_environment(found: PinningReport, launch: Launch) -> Iterator[str]:
+    pin = found.asked
+    asked = set(filter(None, launch.environment.get("LD_PRELOAD", "").split(":")))
+    for library in sorted(asked - set(found.libraries)):
+        yield f"asked for {library} to be preloaded, it is not"
+    if pin.device.startswith("cuda") and found.visible_devices != pin.device_selector:
+        yield f"asked for CUDA device {pin.device_selector}, CUDA_VISIBLE_DEVICES is {found.visible_devices}"
+
+
+def _of_memory(found: PinningReport) -> Iterator[str]:
+    nodes = found.asked.memory_nodes
+    if not nodes:
+        return
+    if found.memory_policy != "bind" or found.memory_nodes != tuple(sorted(nodes)):
+        got = f"{found.memory_policy} on node {_list(found.memory_nodes)}" if found.memory_nodes else found.memory_policy
+        yield f"asked for memory bound to node {_list(nodes)}, got {got}"
+    outside = {node: size for node, size in found.pages.items() if node not in nodes}
+    size, whole = sum(outside.values()), sum(found.pages.values())
+    if size > max(STRAY_BYTES, STRAY_SHARE * whole):
+        yield f"{size / 1e9:.2f} GB of {whole / 1e9:.2f} GB lie on node {_list(outside)}"
+    astray = {node: count for node, count in found.weight_pages.items() if node not in nodes}
+    count, total = sum(astray.values()), sum(found.weight_pages.values())
+    if count > STRAY_SHARE * total:
+        yield f"{count / total:.0%} of the weights' pages lie on node {_list(astray)}"
 
 
 def memory_policy(proc: Path = Path("/proc/self")) -> tuple[str, tuple[int, ...]]:
