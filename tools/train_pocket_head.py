@@ -26,10 +26,9 @@ from optimizers import Optimizers, refuse_old_torch
 from option_values import at_least, make_folder, positive, share
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from train_parallel import cpu_minutes, loaded, own_answers
-from train_pocket import CONTEXT, END_OF_TEXT, SHAPES, VOCABULARY, batches, encode, read_corpus
+from train_pocket import CONTEXT, END_OF_TEXT, SHAPES, VOCABULARY, batches, encode, read_corpus, tokenizer_of
 from training_files import replacing, told_at_the_end
 from transformers import LlamaForCausalLM
 
@@ -216,7 +215,7 @@ def not_a_pocket_target(path: Path) -> str | None:
         if config.get(name) != value:
             return f'its "{name}" is {config.get(name)}, not {value}'
     file = path / "tokenizer.json"
-    if not file.is_file() or Tokenizer.from_file(str(file)).token_to_id(END_OF_TEXT) is None:
+    if not file.is_file() or tokenizer_of(file).token_to_id(END_OF_TEXT) is None:
         return f"it has no tokenizer.json that knows {END_OF_TEXT}"
     return None
 
@@ -240,7 +239,7 @@ def train(arguments: argparse.Namespace, target: LlamaForCausalLM, head: Head | 
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     generator = np.random.default_rng(arguments.seed)
-    tokenizer = Tokenizer.from_file(str(arguments.target / "tokenizer.json"))
+    tokenizer = tokenizer_of(arguments.target / "tokenizer.json")
     training_texts, held_out_texts = read_corpus()
     training, held_out = encode(tokenizer, training_texts), encode(tokenizer, held_out_texts)
     counts = np.bincount(training, minlength=target.config.vocab_size)
@@ -293,7 +292,11 @@ def main() -> None:
         parser.error(f"--target: {arguments.target} has no config.json")
     if arguments.begin is not None and not (arguments.begin / "model.safetensors").is_file():
         parser.error(f"--begin: {arguments.begin} has no model.safetensors")
-    if (reason := not_a_pocket_target(arguments.target)) is not None:
+    try:
+        reason = not_a_pocket_target(arguments.target)
+    except ModelError as error:
+        parser.error(f"--target: {error}")
+    if reason is not None:
         parser.error(f"--target: {arguments.target} is no pocket target, which alone this trains a head for: {reason}")
     if arguments.out.resolve() == arguments.target.resolve():
         parser.error(f"--out: {arguments.out} is the target's own directory; name another")

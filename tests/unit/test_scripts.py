@@ -110,6 +110,19 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("broken", ["config.json", "tokenizer.json"])
+def test_a_target_with_a_broken_file_is_refused_by_its_name(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((TARGET / name).read_bytes()[: 50 if name == broken else None])
+    monkeypatch.setattr(sys, "argv", ["train_pocket_head", "--out", str(tmp_path / "out"), "--target", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module("train_pocket_head").main()
+    assert ended.value.code == 2 and f"--target: {tmp_path / broken} cannot be read: " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_head_that_is_gone_on_with_keeps_its_own_tokens(tmp_path: Path) -> None:
     """Which tokens are the most frequent differs from one Python to the next."""
     tool = importlib.import_module("train_pocket_head")
