@@ -1,14 +1,14 @@
 """Recorded rows, written again on a clock that passes move: the choice of candidates, judged without a machine's noise.
 
     python benchmarks/replay.py --target DIR --draft DIR --prompts FILE --recorded rows.json [--draft-tokens auto 3 4 5]
-        [--passes 1:21,2:21.8,4:23,8:31,16:60,128:430] [--step 2.1] [--way 0.8] [--read 0.35] [--batch 1]
+        [--passes 1:21,2:21.8,4:23,8:31,16:60,128:430] [--step 2.1] [--hop 0.8] [--read 0.35] [--batch 1]
         [--live] [--suffix]
 
 Where --recorded is no file yet, the target writes the rows, and in each of their places the draft guesses the next tokens,
 which takes some seconds a row. Then the verifier, its policy and the drafter, as they are in this working copy, write the
-same rows with what was recorded in the place of models; passes, steps and the way between the two take the milliseconds
-that are named here. The same command gives the same figures, so one working copy can be held against another by the last
-percent. What Python takes is not counted but in the way. Texts must be the recorded ones. Last comes one line of JSON.
+same rows with what was recorded in the place of models. Passes, steps and the hop between the two take the milliseconds
+that are named here; Python's time counts in the hop alone. The same command gives the same figures, so one working copy can
+be held against another by the last percent. Texts must be the recorded ones. Last comes one line of JSON.
 
 With --live the draft itself guesses, and learns; its passes take what is named here all the same. So two versions of the
 kernels can be compared as well, by OUTRIDER_LIBRARY. With --suffix there are candidates from texts beside it.
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-from clocked import Clock, ClockedTarget, ClockedWay
+from clocked import Clock, ClockedTarget, ClockedTransport
 from drafts import ANSWER_TOKENS
 from fakes import FakeEngine
 from job_runs import prompts_of
@@ -179,7 +179,7 @@ def replay(rows: Sequence[Recorded], count: int | None, asked: argparse.Namespac
             end_tokens=(),
             finder=SuffixFinder(ANSWER_TOKENS) if asked.suffix else None,
         )
-        link.attach(ClockedWay(Drafter(draft, ()), clock, asked.way / 1e3))
+        link.attach(ClockedTransport(Drafter(draft, ()), clock, asked.hop / 1e3))
         verifier.add(
             Row(key, tuple(row["text"][: row["prompt"]]), len(row["guesses"]), Sampling(end_tokens=()))
             for key, row in enumerate(rows)
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--passes", default=PASSES, help="milliseconds of the target's passes by their tokens")
     parser.add_argument("--step", type=float, default=2.1, help="of the draft")
-    parser.add_argument("--way", type=float, default=0.8, help="to the draft and back, and its Python")
+    parser.add_argument("--hop", type=float, default=0.8, help="to the draft and back, and its Python")
     parser.add_argument("--live", action="store_true", help="the draft itself guesses, and learns")
     parser.add_argument("--suffix", action="store_true", help="candidates from texts beside the draft's")
     parser.add_argument("--read", type=float, default=0.35, help="a token of a text that the draft does not know yet")

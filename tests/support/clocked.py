@@ -39,7 +39,7 @@ class ClockedTarget(FakeEngine):
         return super()._feed(feed)
 
 
-class ClockedWay(InProcess):
+class ClockedTransport(InProcess):
     """A transport to a draft in this process, whose round trip takes ``seconds``."""
 
     def __init__(self, drafter: Drafter, clock: Clock, seconds: float) -> None:

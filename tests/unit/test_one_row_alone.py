@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 import pytest
-from clocked import Clock, ClockedTarget, ClockedWay
+from clocked import Clock, ClockedTarget, ClockedTransport
 from fakes import FakeEngine
 
 from outrider.workers.draft.confidence import BOUNDS
@@ -22,11 +22,11 @@ from outrider.workers.target.text_and_stop_strings import TextWriter
 from outrider.workers.target.verifier import Verifier
 
 VOCABULARY, PROMPT, NEW, ROWS = 64, 24, 96, 24
-# Seconds of a target's pass by its tokens, and of a draft's step and the way to it: a model of a billion parameters in 4
+# Seconds of a target's pass by its tokens, and of a draft's step and the hop to it: a model of a billion parameters in 4
 # bits, and one of an eighth of it.
 BOUND_BY_MEMORY = {1: 0.0210, 2: 0.0212, 4: 0.0217, 8: 0.0255, 12: 0.038, 16: 0.050, 64: 0.2, 128: 0.4}
 BOUND_BY_ARITHMETIC = {1: 0.0158, 2: 0.0174, 4: 0.0207, 6: 0.0244, 8: 0.0299, 12: 0.0427, 16: 0.0578, 64: 0.21, 128: 0.42}
-STEP, WAY = 0.0021, 0.0008
+STEP, HOP = 0.0021, 0.0008
 # How often a guess holds whose margin lies there, in a usual row.
 HOLDS = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.88, 0.95, 0.98, 0.99)
 # How much oftener guesses miss in a row, and how many places its beginning has, of which hardly any guess holds.
@@ -90,7 +90,7 @@ def tokens_a_second(seed: int, points: dict[int, float], count: int | None, monk
         verify_seconds=curve.snapshot(),
         end_tokens=(),
     )
-    link.attach(ClockedWay(Drafter(Draft(texts_and_guesses, clock), ()), clock, WAY))
+    link.attach(ClockedTransport(Drafter(Draft(texts_and_guesses, clock), ()), clock, HOP))
     verifier.add(
         [Row(key, tuple(text[:PROMPT]), NEW, Sampling(end_tokens=())) for key, text in enumerate(texts_and_guesses.texts)]
     )

@@ -34,7 +34,7 @@ def test_rows_are_recorded_once_and_replayed_alike(
     rows = json.loads(recorded.read_text())
     assert [(len(row["text"]), row["prompt"], len(row["guesses"])) for row in rows] == [(12 + 24 + 1, 12, 24)] * 2
     assert told("--draft-tokens auto 0 3") == first
-    assert told("--draft-tokens 3 --step 0 --way 0 --read 0 --passes 1:1,2:1,64:1")["3"]["ms a round"] == 1.0
+    assert told("--draft-tokens 3 --step 0 --hop 0 --read 0 --passes 1:1,2:1,64:1")["3"]["ms a round"] == 1.0
     live = told(f"--live --suffix --draft {draft} --threads 1 --draft-tokens auto 0 3")
     assert live["0"] == first["0"] and live["3"]["tokens a row and round"] > 1.3
     assert told(f"--live --suffix --draft {draft} --threads 1 --draft-tokens auto 0 3") == live
