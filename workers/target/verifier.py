@@ -284,28 +284,13 @@ class Verifier:
             return None
         if live.reads_its_prompt:
             live.prefill_seconds, live.prefill_rounds = time.perf_counter() - live.started, live.rounds
-        proposed = len(proposal.tokens)
         if proposal.source is not Source.SUFFIX:
             # Candidates from suffixes have their own estimate of chances.
-            self.policy.observe_row(live, proposal.choices(proposed), proposal.choices(accepted))
-        # The indices of the committed choices in the answer.
-        taken = [*range(accepted + 1)]
-        if proposal.runners_up and accepted < proposed and (accepted, answer.tokens[accepted]) in proposal.runners_up:
-            after_runner_up = proposed + 1 + proposal.runners_up.index((accepted, answer.tokens[accepted]))
-            if answer.tokens[after_runner_up] >= 0:
-                taken.append(after_runner_up)
-        first, live.cached = live.cached, len(live.tokens) + accepted
+            self.policy.observe_row(live, proposal.choices(len(proposal.tokens)), proposal.choices(accepted))
+        first, written = live.cached, len(live.tokens)
+        live.cached = written + accepted
         self.engine.truncate(live.row.key, live.cached)
-        reason, committed, written = None, 0, len(live.tokens)
-        for index in taken:
-            if math.isnan(answer.margins[index]):
-                raise BadScores
-            reason = live.append(answer.tokens[index], self._end_tokens, self.engine.context)
-            live.took(index)
-            committed += 1
-            if reason is not None:
-                break
-        del taken[committed:]
+        taken, reason = self._append(live, answer, _choices_taken(proposal, answer, accepted))
         self._keep_states(live, answer, first)
         if reason is None:
             reason, forced = live.append_forced(self._end_tokens, self.engine.context)
@@ -314,6 +299,23 @@ class Verifier:
             self.policy.observe_forced(1 + proposal.choices(accepted), len(live.tokens) - written)
         if answer.logprobs:
             live.logprobs.extend(answer.logprobs[index] for index in taken)
+        self._count(live, proposal, answer, accepted, taken)
+        return reason
+
+    def _append(self, live: LiveRow, answer: Chosen, taken: Sequence[int]) -> tuple[Sequence[int], str | None]:
+        """Append the choices with these indices to the row, up to one that ends it. Returns the indices of those that were
+        appended, and why the row ends (None: it does not)."""
+        for count, index in enumerate(taken, start=1):
+            if math.isnan(answer.margins[index]):
+                raise BadScores
+            reason = live.append(answer.tokens[index], self._end_tokens, self.engine.context)
+            live.took(index)
+            if reason is not None:
+                return taken[:count], reason
+        return taken, None
+
+    def _count(self, live: LiveRow, proposal: Proposal, answer: Chosen, accepted: int, taken: Sequence[int]) -> None:
+        proposed, committed = len(proposal.tokens), len(taken)
         used = min(accepted, committed)
         live.proposed += proposed
         live.accepted += used
@@ -322,7 +324,6 @@ class Verifier:
             self.statistics.found(proposed, used, sum(proposal.from_others[:used]))
         if not self.engine.exact:
             self.counters.near_ties += sum(answer.margins[index] < NEAR_TIE for index in taken)
-        return reason
 
     def _keep_states(self, live: LiveRow, answer: Chosen, first: int) -> None:
         """Keep the states of the fed tokens that stay in the cache; ``first`` is the position of the first fed token."""
@@ -469,3 +470,15 @@ class Verifier:
         self._asked = _Asked()
         self.policy.layout_kind, self.policy.draft_tokens = kind, draft_tokens
         self.policy.layout_changed()
+
+
+def _choices_taken(proposal: Proposal, answer: Chosen, accepted: int) -> list[int]:
+    """The indices of the committed choices in the answer: those at accepted candidates, the one that differs, and the one
+    after it where that is a runner-up."""
+    taken = [*range(accepted + 1)]
+    proposed = len(proposal.tokens)
+    if proposal.runners_up and accepted < proposed and (accepted, answer.tokens[accepted]) in proposal.runners_up:
+        after_runner_up = proposed + 1 + proposal.runners_up.index((accepted, answer.tokens[accepted]))
+        if answer.tokens[after_runner_up] >= 0:
+            taken.append(after_runner_up)
+    return taken
