@@ -139,7 +139,7 @@ def test_integer_models_are_the_same_on_every_instruction_set(models, name, form
         assert_same_bits(logits, found["generic"])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("format", [Format.FP32, Format.BF16])
 @pytest.mark.parametrize(
     "shape", [QWEN, OPT, GROUPED, SLOPES, BF16_BIASES], ids=["qwen", "opt", "grouped", "slopes", "bf16 biases"]
@@ -848,6 +848,7 @@ print(again == [answer.tokens for answer in model.forward([NativeFeed(row, [5]) 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's allocator ends the process itself"
 )

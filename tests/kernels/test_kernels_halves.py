@@ -74,7 +74,7 @@ def answers(
     return made
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8], ids=["bf16", "int8"])
 @pytest.mark.parametrize(
     ("shape", "format"),

@@ -86,6 +86,7 @@ def test_groups_within_a_block_at_every_number_of_rows(name, format, monkeypatch
     assert_bits_of_generic(model, "avx512pairs", tokens(shape, 140), (tuple(range(1, 16)), (97,)), monkeypatch)
 
 
+@pytest.mark.one_in(2)
 @FORMATS
 def test_experts_in_pairs_beside_others(format, monkeypatch):
     """Each expert by its own rows: of a pass some are multiplied in pairs, others as they are."""

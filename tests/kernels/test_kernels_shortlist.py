@@ -226,6 +226,7 @@ print(*sorted(said), (shortened != every).any(), (shortened[-1][text] == every[-
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's allocator ends the process itself"
 )

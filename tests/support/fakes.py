@@ -39,7 +39,7 @@ Choose = Callable[[Sequence[int], Sampling], int]
 
 def hashed(tokens: Sequence[int], sampling: Sampling, salt: int = 0) -> int:
     """A token that depends on every token before it and, when sampling, on seed and sample."""
-    key = crc32(array("q", tokens).tobytes(), salt)
+    key = crc32(array("q", tokens), salt)
     if not sampling.greedy:
         key = crc32(f"{sampling.seed}:{sampling.sample}:{sampling.temperature}".encode(), key)
     return key % VOCABULARY

@@ -290,6 +290,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_program_without_standard_input_or_output_hands_its_rows_over(tmp_path: Path) -> None:
     """As services have none: the numbers of these descriptors then are those of the next files that are opened."""
     subprocess.run([sys.executable, "-c", READS_ITS_ROWS], cwd=tmp_path, check=True, timeout=60)
@@ -382,6 +383,7 @@ TELLS_ITS_OPTIONS = (
 )
 
 
+@pytest.mark.slow
 def test_options_may_be_longer_than_an_argument_of_a_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Such as a template with many examples: Linux takes 128 KiB of an argument."""
     monkeypatch.setattr(job_process, "BEGIN", TELLS_ITS_OPTIONS)

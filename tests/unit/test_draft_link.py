@@ -374,6 +374,7 @@ class Moody(Actor):
         super().__init__(answer)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("most", [500, pytest.param(4_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", list(LayoutKind))
 def test_thousands_of_rounds_with_a_draft_that_does_everything_wrong(kind: LayoutKind, most: int) -> None:

@@ -40,6 +40,7 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "job.db")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_every_row_ends_and_is_counted(fakes: FakeReplicas, journal: Journal, replicas: int) -> None:
     fill(journal, 700)

@@ -100,7 +100,7 @@ def edits_of(name: str, path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.one_in(70)
+@pytest.mark.one_in(130)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_some_edits_of_a_configuration(name: str, tmp_path: Path) -> None:
     path = save_tiny(name, tmp_path / "model")

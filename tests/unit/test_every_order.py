@@ -82,6 +82,7 @@ def test_totals_that_are_not_of_the_transaction_are_found(monkeypatch: pytest.Mo
     assert "tokens are counted" in complaint()
 
 
+@pytest.mark.slow
 def test_attempts_that_are_made_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when rows are held against a host that has left."""
     release = driver.Driver._release
@@ -101,6 +102,7 @@ def test_a_driver_that_waits_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert "does not come to its end" in complaint()
 
 
+@pytest.mark.slow
 def test_tokens_that_are_kept_twice_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a harvest that arrives again is believed again."""
 

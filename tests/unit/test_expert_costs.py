@@ -55,6 +55,7 @@ def test_what_is_known_of_no_text_is_that_tokens_have_nothing_in_common() -> Non
         assert needs(tokens) == pytest.approx(found, rel=0.03)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("common", [0.3, 0.8])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_what_passes_needed_is_what_passes_are_expected_to_need(common: float, rows: int) -> None:
@@ -154,6 +155,7 @@ def best_k(curve: CostCurve, chance: float) -> int:
     return best_request(reaches, curve, DraftCost(0.02, 0.01)).counts[0]
 
 
+@pytest.mark.slow
 def test_the_number_of_candidates_goes_by_the_experts_that_they_need() -> None:
     """Where expert reads are nearly all of a pass, plain decoding wins over texts whose tokens share none, and candidates
     win where they share most."""

@@ -74,7 +74,7 @@ def test_sarvam_s_configuration_by_other_names_and_its_tensors_by_theirs(tmp_pat
     np.testing.assert_array_equal(logits(open_native(path, "fp32")), expected)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @torch.no_grad()
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("pickled", [False, True])

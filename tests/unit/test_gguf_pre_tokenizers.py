@@ -86,6 +86,7 @@ def test_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
         assert tokenizer(text)["input_ids"] == ids, text
 
 
+@pytest.mark.slow
 def test_grammars_read_the_same_tokens(tmp_path: Path) -> None:
     """Their library has another engine for patterns, and forces tokens by what it makes of a text."""
     for cut in {cut.steps: name for name, cut in PRE_TOKENIZERS.items()}.values():

@@ -85,7 +85,7 @@ def greedy_in_company(engine: Engine) -> list[int]:
     return written
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("family", RAGGED)
 def test_a_family_feeds_raggedly_and_writes_what_transformers_writes(tmp_path, family):
     folder = save(tmp_path, family, RAGGED[family])
@@ -289,6 +289,7 @@ def test_a_bin_checkpoint_is_read_without_running_it(tmp_path):
         load_hf(ModelSpec(str(pickled), "hf", "fp32"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", ["llama", "mistral", "opt"])
 def test_eager_attention_computes_what_fused_attention_does(tmp_path: Path, family: str) -> None:
     folder = save(tmp_path / "model", family, RAGGED[family])

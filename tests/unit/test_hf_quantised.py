@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int", "float"])
 def test_activations_that_share_a_scale_with_the_whole_pass_change_no_text(kind: str, tmp_path: Path) -> None:
     activations = {"num_bits": 8, "type": kind, "strategy": "tensor", "dynamic": True, "symmetric": True}

@@ -67,6 +67,7 @@ def test_a_mask_token_stays_what_it_is(small: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(found[:, :200], wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_noise_changes_every_matrix_a_little(small: Path, tmp_path: Path) -> None:
     inflate(small, tmp_path / "large", LARGE, noise=0.01)
     wanted, found = logits(small), logits(tmp_path / "large")

@@ -763,6 +763,7 @@ def test_the_models_name_in_results_is_the_one_that_the_job_was_begun_with(heard
     assert [json.loads(line)["response"]["body"]["model"] for line in lines] == ["m", "m"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dropped", [True, False])
 def test_a_job_whose_answers_would_begin_otherwise_now_is_not_gone_on_with(
     heard: Heard, monkeypatch: pytest.MonkeyPatch, dropped: bool

@@ -115,6 +115,7 @@ def test_a_job_that_has_done_nothing_has_a_summary() -> None:
     assert list(speculation_lines(summary, [])) == []
 
 
+@pytest.mark.slow
 def test_the_record_stays_small_however_many_replicas_and_hours_there_are() -> None:
     statistics = JobStatistics(None, 100)
     for replica in range(100):

@@ -297,6 +297,7 @@ def test_closing_leaves_no_lock_behind(full: Journal) -> None:
     other.close()
 
 
+@pytest.mark.slow
 def test_the_log_becomes_short_again_though_somebody_was_reading(tmp_path: Path) -> None:
     """A reader who stays while a large job is filled keeps the log from being emptied then."""
     journal = Journal(tmp_path / "job.db")

@@ -136,7 +136,7 @@ def test_without_another_layout_turns_are_held_against_plain_decoding_alone() ->
 
 
 def test_texts_stay_the_same_while_layouts_change_and_the_fastest_is_kept() -> None:
-    bench, job = Bench(), rows(600)
+    bench, job = Bench(), rows(400)
     ended = bench.work(job)
     assert {key: one.tokens for key, one in ended.items()} == {row.key: plain(row, 96).tokens for row in job}
     assert set(bench.draft.layouts) == {"shared", "split"}
@@ -164,6 +164,7 @@ def test_passes_are_measured_again_once_the_draft_is_there() -> None:
         assert points == {count: pytest.approx(0.5 * (1 + count / 640), rel=0.01) for count in (1, 4, 8, 16, 64)}
 
 
+@pytest.mark.slow
 def test_rows_under_way_say_what_is_measured_and_not_the_batch_nor_what_was_measured_before() -> None:
     alone = Bench(layouts=LAYOUTS[:1])
     alone.work([Row(0, (1, 2), 90, Sampling())])
@@ -253,6 +254,7 @@ def test_one_layout_is_taken_as_it_is() -> None:
     assert (bench.moves, bench.tuner.record) == ([], None)
 
 
+@pytest.mark.slow
 def test_what_was_found_is_remembered_and_looked_at_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "ROUNDS_BETWEEN_TRIALS", 50)
     Bench("pair").work(rows(600))
@@ -276,6 +278,7 @@ def test_a_memory_of_a_slower_or_a_faster_machine_is_not_taken_over(then: float,
     assert (again.tuner.record is not None) == taken
 
 
+@pytest.mark.slow
 def test_a_choice_is_remembered_with_what_passes_took_while_it_was_made() -> None:
     disturbed = Bench("pair", pass_on_fewer=10.0)
     disturbed.slower = 1.5
@@ -286,6 +289,7 @@ def test_a_choice_is_remembered_with_what_passes_took_while_it_was_made() -> Non
     assert Bench("pair").draft.layouts == ["shared"], "passes take less now"
 
 
+@pytest.mark.slow
 def test_other_cores_that_were_remembered_are_held_against_the_first_ones_once_and_soon() -> None:
     names = [each.name for each in LAYOUTS if not each.plain]
     remember("pair", names, RememberedLayout("split", {"split": 100.0, "shared": 1.0}, PASS))
@@ -359,6 +363,7 @@ def test_a_layout_that_the_first_would_have_beaten_is_left(step: float, last: st
     assert known is not None and known.took == last
 
 
+@pytest.mark.slow
 def test_cores_given_up_in_a_disturbed_second_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The opening saw passes take fifty times as long, so that plain decoding looked slow; it is not."""
     monkeypatch.setattr(tuner, "ROUNDS_TO_DOUBT", 16)

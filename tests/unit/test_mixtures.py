@@ -37,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "name",
     [
@@ -259,7 +259,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         read_program(tmp_path, PRECISIONS["bf16"])
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ["phi3", "qwen3-moe", "qwen2-moe", "mixtral", "deepseek-v2-groups"])
 def test_codes_of_fused_matrices_and_of_experts_are_kept(name: str, tmp_path: Path) -> None:
     sizes = {"q_lora_rank": 32, "kv_lora_rank": 64, "v_head_dim": 16}
@@ -276,9 +276,10 @@ def test_codes_of_fused_matrices_and_of_experts_are_kept(name: str, tmp_path: Pa
     assert np.abs(found - dequantised).max() < 1e-4 * np.abs(dequantised).max()
 
 
+@pytest.mark.one_in(2)
 @one_thread()
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["deepseek-v3", "youtu-wide"])
+@pytest.mark.parametrize("name", ["youtu-wide", "deepseek-v3"])
 def test_fp8_by_blocks_is_what_its_numbers_are_in_the_order_that_rope_wants(name: str, tmp_path: Path) -> None:
     """Rows of queries, keys and values are laid out in another order; blocks end within heads, and one is not whole."""
     sizes = {"intermediate_size": 192, "q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 16}

@@ -86,7 +86,7 @@ KEPT += [(6, 64, BRAIN), (8, 32, HALF), (8, 64, BRAIN), (8, 128, BRAIN)]
 WIDE = {"tie_word_embeddings": True, "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("bits", "group", "dtype"), KEPT)
 def test_affine_codes_stay_packed(bits: int, group: int, dtype: torch.dtype, tmp_path: Path) -> None:
     """Each number that is stored is the one that the codes stand for. Scales may be negative."""
@@ -106,7 +106,7 @@ def test_affine_codes_stay_packed(bits: int, group: int, dtype: torch.dtype, tmp
     checkpoint.close()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "granite-moe", "lfm2"])
 def test_experts_lie_together_and_taps_turned_round(name: str, tmp_path: Path) -> None:
     model = mlx_model(tmp_path, name, affine(4), FOUR)
@@ -115,14 +115,14 @@ def test_experts_lie_together_and_taps_turned_round(name: str, tmp_path: Path) -
     assert "dequantised" not in read_program(model, PRECISIONS["w4abf16"]).weights
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
+        ("qwen3-next", {"head_dim": 32}),
         ("dots1", {}),
         ("afmoe", {}),
         ("lfm2-moe", {}),
-        ("qwen3-next", {"head_dim": 32}),
         ("nemotron-h-moe-plain", {"head_dim": 32}),
         ("granite-mamba", {"mamba_n_groups": 1}),
     ],
@@ -135,7 +135,7 @@ def test_families_have_names_and_norms_of_their_own(name: str, changes: dict[str
     assert "dequantised" not in read_program(model, PRECISIONS["w4abf16"]).weights
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm4-moe-lite"])
 @pytest.mark.parametrize("quantised", [True, False])
 def test_latent_attention_has_its_matrices_by_heads(name: str, quantised: bool, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_models_that_see_are_refused() -> None:
         language_config(values, "config.json")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
 def test_floats_of_four_and_eight_bits(mode: str, tmp_path: Path) -> None:
     model = mlx_model(
@@ -310,7 +310,7 @@ def test_only_the_native_engine_reads_them(tmp_path: Path) -> None:
 SMALL = "model.layers.0.self_attn.o_proj"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("scale", "code", "kept"), [(1e-7, 0, True), (1e-7, 1, False), (2.0**-17, 1, True), (1e5, 1, False)]
 )

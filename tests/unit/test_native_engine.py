@@ -217,7 +217,7 @@ def some_rows(count: int, temperature: float, tokens: int = 24) -> list[Row]:
     ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("precision", ["bf16", "w4a8"])
 def test_assisted_text_is_plain_text(models: Path, precision: str, temperature: float) -> None:

@@ -109,6 +109,7 @@ def test_a_draft_that_is_right_is_hidden_as_far_as_the_pass_is_long(step: float)
         assert seconds_a_round(LayoutKind.OVERLAPPED, step) == pytest.approx(PASS, rel=0.03), "all of it is hidden"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("step", [0.05, 0.3])
 def test_a_draft_that_is_wrong_costs_no_more_than_the_step_under_way(step: float) -> None:
     sequential = seconds_a_round(LayoutKind.SEQUENTIAL, step, salt=5)

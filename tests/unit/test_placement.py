@@ -400,6 +400,7 @@ def test_cores_held_by_others_are_not_planned() -> None:
         plan([host.without({"0", "1"})], ModelSizes(GB), PlacementRequest())
 
 
+@pytest.mark.slow
 def test_hundreds_of_nodes_are_planned_at_once() -> None:
     nodes: list[list[tuple[int, ...]]] = [[(node * 8 + core,) for core in range(8)] for node in range(256)]
     host = machine(nodes, sockets=[node // 4 for node in range(256)])

@@ -31,6 +31,7 @@ def written(asked: list[Row], answer_tokens: int | None = None, lookup: bool = F
     return write(target, asked)[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("answer_tokens", "lookup"), [(1 << 12, False), (None, True)], ids=["suffix", "lookup"])
 def test_what_is_expected_rightly_takes_a_third_of_the_passes(
     plain: dict[int, RowResult], answer_tokens: int | None, lookup: bool
@@ -43,6 +44,7 @@ def test_what_is_expected_rightly_takes_a_third_of_the_passes(
     assert sum(each.rounds for each in found.values()) < sum(each.rounds for each in without.values()) / 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("answer_tokens", "lookup"), [(1 << 12, False), (None, True)], ids=["suffix", "lookup"])
 def test_what_is_expected_wrongly_changes_nothing(
     plain: dict[int, RowResult], answer_tokens: int | None, lookup: bool

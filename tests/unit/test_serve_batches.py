@@ -564,6 +564,7 @@ def test_a_batch_that_is_cancelled_on_a_full_disk_ends_and_keeps_what_it_has(
         until(lambda: not fake.folders.batch(batch.id).exists(), "space that is free again")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("fits", "journal_is_full"), [(0, True), (1, True), (1, False)])
 def test_of_a_batch_that_is_cancelled_on_a_full_disk_what_finds_no_room_is_read_from_its_journal(
     tmp_path: Path, fits: int, journal_is_full: bool, monkeypatch: pytest.MonkeyPatch

@@ -154,6 +154,7 @@ def test_a_draft_with_other_tokens_than_the_targets_is_refused_before_it_learns(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_what_it_learns_is_told_of_short_windows_and_of_few_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_text_that_cannot_be_read_is_told() -> None:
         read_stream(AutoTokenizer.from_pretrained(find("pocket-draft")), [Path("/proc/self/mem")])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("ends", "code", "said"),
     [

@@ -341,6 +341,7 @@ def test_nothing_is_asked_while_there_is_no_draft() -> None:
     assert target.counters.plain_rounds == target.counters.rounds
 
 
+@pytest.mark.slow
 def test_a_draft_that_seems_too_slow_is_tried_again_now_and_then() -> None:
     """Its price was measured once; nothing else would ever correct it."""
     proposer = Nonsense(0, step=1e9)
