@@ -125,6 +125,12 @@ KINDS: dict[str, dict[str, Any]] = {
         _QWEN_VISION,
     ),
     "deepseek_vl": _multimodal({"model_type": "llama"}, _VISION | {"model_type": "siglip_vision_model"}),
+    "ernie4_5_vl_moe": _multimodal(
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": [32, 16], "moe_num_shared_experts": 1}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [3, 3, 2]}}
+        | {"num_hidden_layers": 3},
+        _QWEN_VISION | {"hidden_size": 32},
+    ),
     "exaone4_5": _multimodal({"model_type": "exaone4"} | _WINDOWS, _QWEN_VISION | {"num_key_value_heads": 2}),
     "gemma3": _multimodal({"sliding_window": 16}, mm_tokens_per_image=4),
     "gemma4": _multimodal(
@@ -229,7 +235,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "projector_hidden_size": 32,
         "vision_hidden_size": 32,
     },
+    "glm_ocr": _multimodal(_GLM, _GLM_VISION | {"intermediate_size": 48}),
     "got_ocr2": _multimodal({"model_type": "qwen2"}, _VISION | {"global_attn_indexes": [0], "mlp_dim": 48}),
+    "granite_docling": _multimodal(
+        {"residual_multiplier": 0.4, "logits_scaling": 2.0, "pad_token_id": 0},
+        _VISION | {"out_hidden_size": 64, "deepstack_visual_indexes": [0], "scale_factor": 2, "image_size": 56},
+    ),
     "granite_speech": {
         "text_config": _SIZES | {"model_type": "granite", "residual_multiplier": 0.4, "logits_scaling": 2.0},
         "encoder_config": {"hidden_dim": 32, "num_layers": 1, "num_heads": 2, "dim_head": 16, "input_dim": 16}
@@ -253,6 +264,13 @@ KINDS: dict[str, dict[str, Any]] = {
     ),
     "hyperclovax_vision_v2": _multimodal(
         {"model_type": "hyperclovax", "attention_multiplier": 0.2}, _QWEN_VISION | {"model_type": "qwen2_5_vl_vision"}
+    ),
+    "hunyuan_vl": _multimodal(
+        {
+            "rope_parameters": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1e4}
+            | {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0, "xdrope_section": [2, 2, 2, 2]}
+        },
+        _VISION | {"out_hidden_size": 64, "text_hidden_size": 64},
     ),
     "idefics2": _multimodal({"model_type": "mistral"}, perceiver_config={"resampler_n_latents": 4, "resampler_depth": 1}),
     "janus": _multimodal(

@@ -873,6 +873,22 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"index_n_heads": 8, "index_head_dim": 24, "hc_magnitude": 1.5, "hc_eps": 0.01, "n_group": 2}
         | _rope("yarn", **YARN),
     ),
+    "axk2-light": (
+        "axk2",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 6, "moe_intermediate_size": 32, "norm_topk_prob": False}
+        | {"mlp_layer_types": ["sparse", "dense"], "index_topk": 128, "index_n_heads": 8, "index_head_dim": 48}
+        | {"gated_norm_rank": 12, "v_head_dim": 24},
+    ),
+    "axk2": (
+        "axk2",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2}
+        | {"attention_bias": True, "index_topk": 128, "index_n_heads": 8, "index_head_dim": 48, "n_shared_experts": 2}
+        | _rope("yarn", **YARN),
+    ),
     "axk1": (
         "axk1",
         MIXTURE

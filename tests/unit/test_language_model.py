@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from family_texts import differences
-from multimodal_models import KINDS, VOCABULARY, save_multimodal
-from native_models import logits, open_native
+from multimodal_models import KINDS, VOCABULARY, multimodal_model, save_multimodal
+from native_models import TOKENS, logits, open_native
 from safetensors.numpy import load_file, save_file
+from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM
 
 from outrider.kernels.program import Kind
@@ -108,8 +110,8 @@ def test_of_a_model_that_talks_the_part_that_thinks_is_run(kind: str, tmp_path: 
 
 
 def test_all_kinds_are_tried() -> None:
-    """But Gemma 3n, whose eyes are another library's (test_gemma3n.py), and models that talk (below)."""
-    assert KINDS.keys() == MULTIMODAL.keys() - {"gemma3n", *OMNI}
+    """But models whose eyes are another library's (Gemma 3n: test_gemma3n.py), and models that talk (both below)."""
+    assert KINDS.keys() == MULTIMODAL.keys() - {"gemma3n", "perception_lm", *OMNI}
 
 
 def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
@@ -122,11 +124,14 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"apertus1p5_text": "Apertus1p5TextConfig", "llama4_text": "Llama4TextConfig"}
     places |= {"aria_text": "AriaTextConfig", "minimax_m3_vl_text": "MiniMaxM3VLTextConfig"}
     places |= {"deepseek_v3": "DeepseekV3Config", "hy_v4_vl_text": "HYV4VLTextConfig"}
+    places |= {"ernie4_5_vl_moe_text": "Ernie4_5_VLMoeTextConfig"}
     places |= {"glm4v_text": "Glm4vTextConfig", "glm4v_moe_text": "Glm4vMoeTextConfig"}
     places |= {"mllama_text_model": "MllamaTextConfig", "muse_glimmer_text": "MuseGlimmerTextConfig"}
     places |= {"qwen2_5_omni_text": "Qwen2_5OmniTextConfig", "qwen3_omni_moe_text": "Qwen3OmniMoeTextConfig"}
     places |= {"phi4_multimodal": "Phi4MultimodalConfig"}
     places |= {"granite4_vision_text": "Granite4VisionTextConfig"}
+    places |= {"glm_ocr_text": "GlmOcrTextConfig", "hunyuan_vl_text": "HunYuanVLTextConfig"}
+    places |= {"granite_docling_text": "GraniteDoclingTextConfig"}
     names = {"granite": "Granite", "hyperclovax": "HyperCLOVAX"}
     names |= {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "lfm2": "Lfm2"}
     names |= {"lfm3": "Lfm3", "mistral4": "Mistral4"}
@@ -187,6 +192,77 @@ def test_what_a_muse_may_say(tmp_path: Path) -> None:
     text = json.loads((path / "config.json").read_text())["text_config"]
     edit(path, text_config=text | {"layer_rope_theta": [1.0]})
     assert "layer_rope_theta" in (native_supports(str(path)) or "")
+
+
+@torch.no_grad()
+def test_experts_for_texts_stand_before_those_for_pictures(tmp_path: Path) -> None:
+    """With corrections of their own, which an untrained router does not have; also where there are biases."""
+    model = multimodal_model(
+        "ernie4_5_vl_moe", 1, {"use_bias": True, "moe_norm_min": 0.9, "mlp_layer_types": ["sparse"] * 3}
+    )
+    torch.manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("e_score_correction_bias", "gate.weight", ".bias")):
+            parameter.normal_(0.0, 0.2)
+    model.save_pretrained(tmp_path / "whole")
+    assert not differences(tmp_path / "whole", reader=AutoModelForImageTextToText)[0]
+    found = logits(open_native(quantised(tmp_path / "whole", tmp_path / "out", 8), "fp32"))
+    assert np.median(np.abs(found - logits(open_native(tmp_path / "whole", "fp32")))) < 0.05
+    text = json.loads((tmp_path / "whole" / "config.json").read_text())["text_config"]
+    for wrong in ({"moe_intermediate_size": 32}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}):
+        edit(tmp_path / "whole", text_config=text | wrong)
+        assert "the native engine does not know" in (native_supports(str(tmp_path / "whole")) or "")
+
+
+@torch.no_grad()
+def test_a_llama_behind_another_librarys_eyes(tmp_path: Path) -> None:
+    """Perception LM as it is published, by what a Llama alone computes."""
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    whole = {"model_type": "perception_lm", "text_config": text, "vision_config": {"model_type": "timm_wrapper"}}
+    whole |= {"image_token_id": 200, "video_token_id": 201, "projector_pooling_ratio": 2, "vision_use_cls_token": False}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    file = tmp_path / "model.safetensors"
+    seen = {
+        f"model.{name}": np.ones(2, np.float32)
+        for name in ("vision_tower.timm_model.norm.weight", "multi_modal_projector.linear_1.weight")
+    }
+    own = {name.replace("model.", "model.language_model."): tensor for name, tensor in load_file(file).items()}
+    save_file(own | seen, file)
+    expected = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    assert np.abs(logits(open_native(tmp_path, "fp32")) - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_a_layer_that_predicts_further_tokens_is_left_out(tmp_path: Path) -> None:
+    """GLM-OCR's lies behind the others."""
+    path = save_multimodal("glm_ocr", tmp_path)
+    expected = logits(open_native(path, "fp32"))
+    file, text = path / "model.safetensors", json.loads((path / "config.json").read_text())["text_config"]
+    tensors = load_file(file)
+    more = {name.replace("layers.1.", "layers.2."): tensor for name, tensor in tensors.items() if "layers.1." in name}
+    assert more
+    save_file(tensors | more | {"model.language_model.layers.2.eh_proj.weight": np.ones((2, 2), np.float32)}, file)
+    with pytest.raises(ModelError, match="no part of this model asks for"):
+        open_native(path, "fp32")
+    edit(path, text_config=text | {"num_nextn_predict_layers": 1})
+    assert (logits(open_native(path, "fp32")) == expected).all()
+
+
+def test_a_hunyuan_may_keep_no_text_config_apart(tmp_path: Path) -> None:
+    """As HunyuanOCR is published; its rope in four directions is the ordinary one."""
+    path = save_multimodal("hunyuan_vl", tmp_path)
+    expected = logits(open_native(path, "fp32"))
+    whole = json.loads((path / "config.json").read_text())
+    rope = {"type": "xdrope", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
+    rope |= {"mscale_all_dim": 1.0, "xdrope_section": [2, 2, 2, 2]}
+    flat = whole | {
+        key: value for key, value in whole.pop("text_config").items() if key not in ("model_type", "rope_parameters")
+    }
+    flat |= {"rope_scaling": rope, "rope_theta": 1e4, "attention_head_dim": 16, "org_vocab_size": VOCABULARY, "pad_id": 0}
+    (path / "config.json").write_text(json.dumps(flat))
+    assert (logits(open_native(path, "fp32")) == expected).all()
+    assert not differences(path, reader=AutoModelForImageTextToText)[0]
 
 
 def test_layers_that_attend_to_pictures(tmp_path: Path) -> None:

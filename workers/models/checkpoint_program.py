@@ -27,6 +27,7 @@ from outrider.workers.models.formats.unexpected_tensors import (
     of_further_layer,
     of_indexers,
     of_shared_keys,
+    of_vision_experts,
     refuse_unexpected,
 )
 from outrider.workers.models.head_checkpoint import head_program
@@ -127,7 +128,7 @@ def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, stat
         program = _with_whole_norms(program)
     asked = {name for source in sources for name in checkpoint.parts(source)}
     left = set(checkpoint.names) - asked
-    passed_over = (of_further_layer, of_shared_keys, of_indexers, of_cross_attention)
+    passed_over = (of_further_layer, of_shared_keys, of_indexers, of_cross_attention, of_vision_experts)
     left = {name for name in left if not any(is_so(name, values) for is_so in passed_over)}
     if values.get("model_type") == "axk1":  # its layers without experts have that norm in the checkpoint, but do not use it
         left = {name for name in left if not name.endswith(f".{BEHIND_EXPERTS}.weight")}

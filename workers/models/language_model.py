@@ -21,6 +21,7 @@ MULTIMODAL = {
     "cohere_compass": "cohere_compass_text",
     "deepseek_vl": "llama",
     "deepseek_vl_hybrid": "llama",
+    "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
     "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
@@ -29,9 +30,12 @@ MULTIMODAL = {
     "glm46v": "glm4v_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
+    "glm_ocr": "glm_ocr_text",
     "got_ocr2": "qwen2",
     "granite4_vision": "granite4_vision_text",
+    "granite_docling": "granite_docling_text",
     "granite_speech": "granite",
+    "hunyuan_vl": "hunyuan_vl_text",
     "hy_v4_vl": "hy_v4_vl_text",
     "hyperclovax_vision_v2": "hyperclovax",
     "idefics2": "mistral",
@@ -55,6 +59,7 @@ MULTIMODAL = {
     "muse_glimmer": "muse_glimmer_text",
     "nemotron_h_omni": "nemotron_h",
     "ovis2": "qwen2",
+    "perception_lm": "llama",
     "phi4_multimodal": "phi4_multimodal",
     "qianfan_ocr": "qwen3",
     "qwen2_5_omni": "qwen2_5_omni_text",
@@ -79,7 +84,10 @@ SAME = {
     "exaone4_5_text": "exaone4",
     "glm4v_moe_text": "glm4_moe",
     "glm4v_text": "glm4",
+    "glm_ocr_text": "glm4",
     "granite4_vision_text": "granite",
+    "granite_docling_text": "granite",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
     "kimi_k2": "deepseek_v3",
     "phi4_multimodal": "phi3",
     "qwen2_5_omni_text": "qwen2",
@@ -106,6 +114,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "apertus1p5_text": (266752, 4096, 14336, 32, 32, None, 65536),
         "cohere_compass_text": (256000, 8192, 22528, 40, 64, None, 8192),
         "deepseek_v3": (129280, 7168, 18432, 61, 128, 128, 4096),
+        "ernie4_5_vl_moe_text": (103424, 2560, 12288, 28, 20, 4, 131072),
         "exaone4": (102400, 4096, 16384, 32, 32, 32, 2048),
         "gemma3_text": (262208, 2304, 9216, 26, 8, 4, 131072),
         "gemma3n_text": (262400, 2048, 16384, 35, 8, 2, 32768),
@@ -113,6 +122,9 @@ USUAL: dict[str, dict[str, Any]] = {
         "gemma4_unified_text": (262144, 2304, 9216, 30, 8, 4, 262144),
         "glm4v_moe_text": (151424, 4096, 10944, 46, 96, 8, 65536),
         "glm4v_text": (151552, 4096, 13696, 40, 32, 2, 32768),
+        "glm_ocr_text": (59392, 1024, 4096, 16, 16, 8, 131072),
+        "granite_docling_text": (133800, 1024, 2048, 28, 16, 4, 32768),
+        "hunyuan_vl_text": (290943, 4096, 11008, 32, 32, None, 2048),
         "hy_v4_vl_text": (120832, 6144, 18432, 78, 64, None, 262144),
         "lfm2": (65536, 2560, 12288, 32, 32, 8, 128000),
         "lfm3": (128000, 2048, 7680, 24, 16, 4, 128000),
@@ -152,6 +164,12 @@ USUAL["qwen3_vl_text"] |= {"rope_theta": 5e5}
 USUAL["qwen3_vl_moe_text"] |= {"rope_theta": 5e5, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "head_dim": 128}
 USUAL["glm4v_text"] |= {"rms_norm_eps": 1e-5}
 USUAL["glm4v_moe_text"] |= {"attention_bias": True}
+USUAL["glm_ocr_text"] |= {"rms_norm_eps": 1e-5}
+USUAL["granite_docling_text"] |= {"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multiplier": 0.263}
+USUAL["granite_docling_text"] |= {"attention_multiplier": 0.015625, "rms_norm_eps": 1e-5}
+# Keys of rope about its directions, which are equal for text, and rope types with several, by what they are for text.
+OF_DIRECTIONS = ("mrope_section", "mrope_interleaved", "xdrope_section")
+OF_TEXT = {"mrope": "default", "xdrope": "dynamic"}
 # Keys in the language model's configuration that concern pictures.
 OF_PICTURES = frozenset(
     [
@@ -198,7 +216,7 @@ NOT_LANGUAGE = (
     *("aligner.", "projector.", "visual_embeddings_table.", "vision_projector.", "vision_adapter.", "vision_projection."),
     *("vision_encoder.", "image_tower.", "video_tower.", "encoder.", "merger.", "vqmodel.", "generation_"),
     *("mlp1.", "sound_encoder.", "sound_projection.", "layerwise_projectors.", "spatial_projectors."),
-    *("high_res_vision_", "embed_tokens_extend.", "talker.", "token2wav.", "code2wav."),
+    *("vit.", "resampler_model.", "high_res_vision_", "embed_tokens_extend.", "talker.", "token2wav.", "code2wav."),
 )
 
 
@@ -230,8 +248,8 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     text["model_type"] = SAME.get(kind, kind)
     if kind == "qwen3_vl_moe_text":
         text["norm_topk_prob"] = True  # transformers ignores the configuration's value
-    if kind == "glm4v_text":
-        text["attention_bias"] = True  # so it does this one
+    if kind in ("glm4v_text", "glm_ocr_text"):
+        text["attention_bias"] = kind == "glm4v_text"  # so it does this one
         # These differ from GLM-4's own defaults.
         text.setdefault("head_dim", text["hidden_size"] // text["num_attention_heads"])
         text.setdefault("partial_rotary_factor", 1.0)
@@ -258,8 +276,8 @@ def _thinker(values: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _of_text(rope: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
-    return {key: "default" if value == "mrope" else value for key, value in kept.items()}
+    kept = {key: value for key, value in rope.items() if key not in OF_DIRECTIONS}
+    return {key: OF_TEXT.get(value, value) if isinstance(value, str) else value for key, value in kept.items()}
 
 
 def texts_below(values: Mapping[str, Any]) -> int | None:

@@ -182,10 +182,10 @@ class _Quantiser:
             best, loss, last = best_of(program, layer, choice, candidates, tensors, held_out, length)
             first = best.activations or run_layer(program, layer, best.tensors, calibrating, length, choice.watch())
             behind = {number: torch.cat([first[number], last[number]]) for number in first}
-        shapes = {tensor.name: tensor.stored or tensor.shape for tensor in layer.tensors(program)}
+        asked = {tensor.name: tensor for tensor in layer.tensors(program)}
         names = names_in(self._checkpoint, layer.tensors(program))
         vectors = {
-            names.get(name, name): best.tensors[name].to(stored[name]).reshape(shapes[name])
+            names.get(name, name): _as_in_checkpoint(asked[name], best.tensors[name].to(stored[name]))
             for name in tensors
             if name not in best.rounded
         }
@@ -202,6 +202,13 @@ class _Quantiser:
         how += f", few tokens for {best.few} of {experts_of(program, layer)} experts" if best.few else ""
         self._tell(f"layer {layer.index + 1} of {len(self._layers)}: {how}")
         return behind
+
+
+def _as_in_checkpoint(asked: Named, values: Tensor) -> Tensor:
+    """In the shape in which it is stored there: a vector with other dimensions, a matrix (ERNIE 4.5 VL's router)
+    transposed."""
+    matrix = values.dim() > 1
+    return values.T.contiguous() if asked.stored and matrix else values.reshape(asked.stored or asked.shape)
 
 
 def _finished(

@@ -6,7 +6,7 @@ Kolibri and Laguna.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Activation, Program, Routing, Slice, Tensor
@@ -235,6 +235,8 @@ def minimax_m2(config: Config, begin: Begin) -> Program:
     return decoder(config, begin, sizes, style)
 
 
+# ERNIE 4.5 VL has two routers and experts of two widths in a layer, each second for pictures.
+OF_TEXT_AND_VISION = 2
 # Keys of Trinity with the only supported values.
 AFMOE_ALWAYS = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1}
 
@@ -304,19 +306,53 @@ def gated_attention(
 
 
 def ernie4_5_moe(config: Config, begin: Begin) -> Program:
-    """Corrections are added to softmax(scores); rope rotates neighbouring columns."""
-    sizes, bias = read_sizes(config, kv_heads=4, epsilon=1e-5, layers=28, heads=20), config.flag("use_bias", False)
+    sizes = read_sizes(config, kv_heads=4, epsilon=1e-5, layers=28, heads=20)
     step, first = config.size("moe_layer_interval", 1), config.whole("moe_layer_start_index", 1)
     last = config.get("moe_layer_end_index", -1)
     last = sizes.layers - 1 if last == -1 else config.whole("moe_layer_end_index", 0)
     count = config.size("moe_num_experts", config.get("num_experts", 64))
-    shared, width = config.whole("moe_num_shared_experts", 2), config.size("moe_intermediate_size", 1536)
-    router = Router(
+    sparse = [(layer + 1) % step == 0 and first <= layer <= last for layer in range(sizes.layers)]
+    width, router = config.size("moe_intermediate_size", 1536), _ernie_router(config, matrix_of=1)
+    return _ernie(config, begin, sizes, count, width, router, sparse, head_biased=True)
+
+
+def ernie4_5_vl_moe(config: Config, begin: Begin) -> Program:
+    """Its text experts, which are the first of a layer, and their router. Rope by three positions is the ordinary one."""
+    sizes = read_sizes(config, kv_heads=4, epsilon=1e-5, layers=28, heads=20)
+    stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if isinstance(stated, Mapping) and (stated.get("rope_type") or stated.get("type") or "default") != "default":
+        raise config.unknown("a rope type but the default one")
+    count, widths = config.size("moe_num_experts", config.get("num_experts", 64)), config.get("moe_intermediate_size")
+    widths = [1536, 512] if widths is None else widths
+    if not isinstance(widths, list) or len(widths) != OF_TEXT_AND_VISION or type(widths[0]) is not int or widths[0] < 1:
+        raise config.unknown(f'"moe_intermediate_size": {widths!r}')
+    router = _ernie_router(config, matrix_of=OF_TEXT_AND_VISION, transposed=True)
+    return _ernie(config, begin, sizes, count, widths[0], router, sparse_layers(config, sizes.layers, 1))
+
+
+def _ernie_router(config: Config, *, matrix_of: int, transposed: bool = False) -> Router:
+    return Router(
         Routing.SOFTMAX_SHARE,
         corrections="gate.moe_statics.e_score_correction_bias",
-        in_a_row=True,
+        matrix_of=matrix_of,
+        transposed=transposed,
         epsilon=config.number("moe_norm_min", 1e-12),
     )
+
+
+def _ernie(
+    config: Config,
+    begin: Begin,
+    sizes: Sizes,
+    count: int,
+    width: int,
+    router: Router,
+    sparse: Sequence[bool],
+    head_biased: bool = False,
+) -> Program:
+    """Corrections are added to softmax(scores); rope rotates neighbouring columns. ``head_biased``: where other layers have
+    biases, the LM head has one."""
+    bias, shared = config.flag("use_bias", False), config.whole("moe_num_shared_experts", 2)
     key = "num_experts_per_tok" if config.get("moe_k") is None else "moe_k"
     experts = Experts(
         count,
@@ -325,13 +361,13 @@ def ernie4_5_moe(config: Config, begin: Begin) -> Program:
         activation(config, "hidden_act", "silu"),
         router,
         shared=Shared(width * shared, biased=bias) if shared else None,
-        sparse=lambda layer: (layer + 1) % step == 0 and first <= layer <= last,
+        sparse=sparse.__getitem__,
         dense_biased=bias,
     )
     style = Style(
         qkv_bias=bias,
         output_bias=bias,
-        head_bias=bias,
+        head_bias=bias and head_biased,
         paired=True,
         ropes=[read_rope(config, sizes.head_size, sizes.context, theta=500000.0)] * sizes.layers,
         mixer=mixture(sizes, experts),

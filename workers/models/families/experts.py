@@ -6,8 +6,9 @@ experts that are stored in one tensor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Activation, Format, Routing, Slice, Tensor
@@ -23,15 +24,16 @@ DENSE, SPARSE = "dense", "sparse"
 class Router:
     """How a token's experts are chosen (Builder.route), and the router's tensors.
 
-    ``name`` and ``corrections`` are tensor names after the mixture's prefix. ``corrections`` are added to the scores for
-    the choice only; ``in_a_row``: the checkpoint stores them as a matrix of one row. ``cap`` (0: none) is the soft cap of
-    scores.
+    ``name`` and ``corrections`` are tensor names after the mixture's prefix. ``transposed``: so the checkpoint stores the
+    matrix. ``corrections`` are added to the scores for the choice only; with ``matrix_of`` they are stored as the first of
+    so many rows (0: as a vector). ``cap`` (0: none) is the soft cap of scores.
     """
 
     routing: Routing
     name: str = "gate"
     corrections: str = ""
-    in_a_row: bool = False
+    matrix_of: int = 0
+    transposed: bool = False
     groups: int = 1
     groups_kept: int = 1
     epsilon: float = 0.0
@@ -114,14 +116,18 @@ def route_of(
 ) -> Slice:
     """Routes each token to ``chosen`` of ``count`` experts (Builder.route). ``biased``: the router has biases."""
     shifts = mlp.biases(biased, (router.name, count))
-    weight = [mlp.weight(router.name, count, h.width)]
-    scores = builder.linear(h, weight, biases=shifts, precision=Format.FP32, cap=router.cap)
-    stored = (1, count) if router.in_a_row else ()
+    weight = mlp.weight(router.name, count, h.width)
+    weight = replace(weight, stored=(h.width, count)) if router.transposed else weight
+    scores = builder.linear(h, [weight], biases=shifts, precision=Format.FP32, cap=router.cap)
+    corrections = Tensor(f"{mlp.prefix}{router.corrections}", (count,))
+    if router.matrix_of:
+        stored = (router.matrix_of, count)
+        corrections = replace(corrections, shape=(math.prod(stored),), rows=((0, count),), stored=stored)
     return builder.route(
         scores,
         chosen,
         router.routing,
-        corrections=Tensor(f"{mlp.prefix}{router.corrections}", (count,), stored=stored) if router.corrections else None,
+        corrections=corrections if router.corrections else None,
         groups=router.groups,
         groups_kept=router.groups_kept,
         epsilon=router.epsilon,

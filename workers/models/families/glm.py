@@ -19,6 +19,7 @@ def glm(config: Config, begin: Begin) -> Program:
 def glm4(config: Config, begin: Begin) -> Program:
     """Norms before and after attention and feed-forward, under their own names."""
     sizes = _sizes(config)
+    config.get("num_nextn_predict_layers")  # GLM-OCR's, of multi-token prediction layers (formats/unexpected_tensors.py)
     behind = ("post_self_attn_layernorm", "post_mlp_layernorm")
     style = replace(_style(config, sizes), norms=Norms.AROUND, second_norm="post_attention_layernorm", norms_behind=behind)
     return decoder(config, begin, sizes, style)

@@ -1,7 +1,7 @@
 """Latent attention: the keys and values of all heads are projections of one latent vector a token.
 
-DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), Mistral 4, A.X-K1, Sarvam's larger model, GLM-4.7-Flash, Youtu,
-MiniCPM 3, and some layers of Kimi Linear (kimi_linear.py).
+DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), Mistral 4, A.X-K1 and K2, Sarvam's larger model, GLM-4.7-Flash,
+Youtu, MiniCPM 3, and some layers of Kimi Linear (kimi_linear.py).
 The cache stores the latent vector as the key and the value of all heads. A head's query is multiplied by the rows of
 kv_b_proj that compute its keys, and its output of attention by the rows that compute its values; the reasons stand in
 docs/inside-the-engines.md.
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from outrider.kernels.builder import Builder
-from outrider.kernels.program import Program, Routing, Slice, Tensor
+from outrider.kernels.program import Activation, Format, Norm, Program, Routing, Slice, Tensor
 from outrider.workers.models.configuration import Config
 from outrider.workers.models.families.corrected_mixtures import (
     SMALLEST_SUM,
@@ -61,8 +61,9 @@ class Latent:
     Queries are computed from a latent vector of ``query_rank`` columns (0: from the layer's input), keys and values from
     one of ``rank``. ``paired``: rope rotates neighbouring columns. The rotated columns of keys are shared by all heads.
     ``query_factors`` are those of ``Style``. ``head_gates``: each head is multiplied by the sigmoid of its own gate;
-    ``column_gates``: so is each column of the heads. ``sinks``: scores have an attention sink for each head. ``epsilon`` is
-    that of the latent vectors' norms.
+    ``column_gates``: so is each column of the heads; ``joined_gates``: these gates are computed as the queries are, by the
+    same matrix, from the latent vector both with its norm and without. ``sinks``: scores have an attention sink for each
+    head. ``epsilon`` is that of the latent vectors' norms.
     """
 
     query_rank: int
@@ -78,6 +79,7 @@ class Latent:
     query_factors: QueryFactors | None = None
     head_gates: bool = False
     column_gates: bool = False
+    joined_gates: bool = False
     sinks: bool = False
     epsilon: float = EPSILON
 
@@ -165,10 +167,7 @@ def axk1(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=61, ffn=18432, heads=64)
     check_experts(config, "sigmoid", every=None)
     config.only("topk_method", "noaux_tc")
-    first, step = config.whole("first_k_dense_replace", 1), config.size("moe_layer_freq", 1)
-    sparse = [layer >= first and layer % step == 0 for layer in range(sizes.layers)]
-    if config.get("mlp_layer_types"):
-        sparse = sparse_layers(config, sizes.layers, 0)
+    sparse = _sparse_of_axk(config, sizes.layers)
     corrected = config.flag(CORRECTIONS, True)
     router = deepseek_router(config, scale=2.5, groups=(8, 4), corrected=corrected)
     shared, count = (
@@ -263,11 +262,7 @@ def _of_short_rows(
     config: Config, begin: Begin, sizes: Sizes, groups: tuple[int, int], usual: tuple[int, int, int]
 ) -> Program:
     """Defaults: ``groups``, and ``usual``: the rank of queries, a head's columns without rope, and those of its values."""
-    check_rows(config, sizes)
-    for unused in ("index_head_dim", "index_n_heads"):
-        config.get(unused)
-    for key, always in (("rope_interleave", True), ("mlp_bias", False), ("topk_method", "noaux_tc")):
-        config.only(key, always)
+    _check_short_rows(config, sizes)
     check_experts(config, "sigmoid")
     sparse = sparse_layers(config, sizes.layers, config.whole("first_k_dense_replace", 3))
     shared, router = config.size("n_shared_experts", 1), deepseek_router(config, scale=2.5, groups=groups)
@@ -289,6 +284,62 @@ def check_rows(config: Config, sizes: Sizes) -> None:
             hf="does",
         )
     config.only("layer_types", ["indexed_attention"] * sizes.layers)
+
+
+def _check_short_rows(config: Config, sizes: Sizes) -> None:
+    check_rows(config, sizes)
+    for unused in ("index_head_dim", "index_n_heads"):
+        config.get(unused)
+    for key, always in (("rope_interleave", True), ("mlp_bias", False), ("topk_method", "noaux_tc")):
+        config.only(key, always)
+
+
+def axk2(config: Config, begin: Begin) -> Program:
+    """As DeepSeek V3.2 for short rows, with gates behind norms and of attention's output."""
+    sizes = _sizes(config, layers=48, ffn=5120, heads=32)
+    _check_short_rows(config, sizes)
+    check_experts(config, "sigmoid", every=None)
+    sparse, rank = _sparse_of_axk(config, sizes.layers), config.size("gated_norm_rank", 16)
+    count = config.size("n_routed_experts", config.get("num_local_experts", 128))
+    if (config.get("n_group") is None) != (config.get("topk_group") is None):
+        raise config.unknown('one of "n_group" and "topk_group" without the other')
+    shared, router = config.size("n_shared_experts", 1), deepseek_router(config, scale=2.5)
+    experts = deepseek_experts(config, count, 8, 512, shared, router, sparse.__getitem__)
+    latent = read_latent(config, sizes, query_rank=384, plain=64, value=64, rank=128, turned=32)
+    if not latent.query_rank:
+        raise config.unknown('"q_lora_rank": null')
+    before, behind = "input_layernorm.", "post_attention_layernorm."
+    attention, inner = latent_attention(sizes, replace(latent, joined_gates=True)), mixture(sizes, experts)
+
+    def gated_attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        return attention(builder, _gated_norm(builder, h, f"model.layers.{layer}.{before}", rank), layer, residual)
+
+    def mixer(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
+        h = _gated_norm(builder, h, f"model.layers.{layer}.{behind}", rank) if sparse[layer] else h
+        return inner(builder, h, layer, residual)
+
+    style = Style(
+        first_norm=f"{before}norm",
+        second_norm=[f"{behind}norm" if each else "" for each in sparse],
+        attention=gated_attention,
+        mixer=mixer,
+    )
+    return decoder(config, begin, sizes, style)
+
+
+def _gated_norm(builder: Builder, y: Slice, under: str, rank: int) -> Slice:
+    """``y * sigmoid(silu(y D^T) U^T)``; the narrow matrices are in fp32, as are the routers that read the result."""
+    names = Linear(under)
+    narrow = [names.weight("W_down", rank, y.width)]
+    low = builder.linear(y, narrow, activation=Activation.SILU, precision=Format.FP32)
+    return builder.gate(y, builder.linear(low, [names.weight("W_up", y.width, rank)], precision=Format.FP32))
+
+
+def _sparse_of_axk(config: Config, layers: int) -> list[bool]:
+    first, step = config.whole("first_k_dense_replace", 1), config.size("moe_layer_freq", 1)
+    if config.get("mlp_layer_types"):
+        return sparse_layers(config, layers, 0)
+    return [layer >= first and layer % step == 0 for layer in range(layers)]
 
 
 def youtu(config: Config, begin: Begin) -> Program:
@@ -405,20 +456,31 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         names = Linear(f"model.layers.{layer}.self_attn.")
 
-        def norm(x: Slice, name: str) -> Slice:
-            return rms_norm(builder, x, names, name, epsilon)
+        def norm(x: Slice, name: str, output: Slice | None = None) -> Slice:
+            return builder.norm(x, names.vector(name, x.width), kind=Norm.RMS, epsilon=epsilon, output=output)
 
-        queries = _turned_first(heads, plain, turned, latent.paired)
+        beside = value if latent.joined_gates else 0  # a head's gates stand behind its query
+        queries, gate = _turned_first(heads, plain, turned, latent.paired, beside=beside), None
         narrow = "kv_a_proj_with_mqa", latent.rank + turned
         rows = (*_turned_first(1, 0, turned, latent.paired, latent.rank), (0, latent.rank))
         matrices, biases = [names.weight(*narrow, h.width, rows)], [names.bias(*narrow, rows)]
         if latent.query_rank:
             first = "q_a_proj", latent.query_rank
             matrices, biases = [names.weight(*first, h.width), *matrices], [names.bias(*first), *biases]
-            both = builder.linear(h, matrices, biases=biases if latent.bias else ())
-            reduced, key = both.split(latent.query_rank, turned + latent.rank)
-            wide = names.weight("q_b_proj", heads * (plain + turned), latent.query_rank, queries)
-            query = builder.linear(norm(reduced, "q_a_layernorm"), [wide])
+            rank, rest = latent.query_rank, turned + latent.rank
+            # Where queries and gates are joined, the normalised vector stands before the vector itself.
+            room = builder.room(2 * rank + rest) if latent.joined_gates else None
+            output = room.part(rank, rank + rest) if room else None
+            both = builder.linear(h, matrices, biases=biases if latent.bias else (), output=output)
+            reduced, key = both.split(rank, rest)
+            normed = norm(reduced, "q_a_layernorm", room.part(0, rank) if room else None)
+            if room:
+                wide = names.weight("q_gate_proj", heads * (plain + turned + value), 2 * rank)
+                parts = [replace(wide, rows=queries), replace(wide, rows=_gate_rows(heads, plain + turned, value))]
+                width = heads * (plain + turned)
+                query, gate = builder.linear(room.part(0, 2 * rank), parts).split(width, heads * value)
+            else:
+                query = builder.linear(normed, [names.weight("q_b_proj", heads * (plain + turned), rank, queries)])
         else:
             key = builder.linear(h, matrices, biases=biases if latent.bias else ())
             query = builder.linear(h, [names.weight("q_proj", heads * (plain + turned), h.width, queries)])
@@ -442,22 +504,30 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
         a = builder.attention(query, key, kv, heads=heads, kv_heads=1, scale=latent.scale, sinks=sinks)
         a = builder.heads(a, to_value)
         if latent.column_gates:
-            a = builder.gate(a, builder.linear(h, [names.weight("gate_proj", a.width, h.width)]))
+            gate = builder.linear(h, [names.weight("gate_proj", a.width, h.width)])
+        a = builder.gate(a, gate) if gate is not None else a
         if latent.head_gates:
             gate_heads(builder, a, builder.linear(h, [names.weight("g_proj", heads, h.width)]), heads)
-        output, shift = [names.weight("o_proj", h.width, heads * value)], names.biases(latent.bias, ("o_proj", h.width))
-        return builder.linear(a, output, biases=shift, residual=residual, scale=residual_scale)
+        back, shift = [names.weight("o_proj", h.width, heads * value)], names.biases(latent.bias, ("o_proj", h.width))
+        return builder.linear(a, back, biases=shift, residual=residual, scale=residual_scale)
 
     return attention
 
 
-def _turned_first(heads: int, plain: int, turned: int, paired: bool, first: int = 0) -> Ranges:
+def _gate_rows(heads: int, query: int, value: int) -> Ranges:
+    """The rows of gates in a matrix that has those of a head's query, then those of its gates, then the next head's."""
+    return tuple((start + query, start + query + value) for start in range(0, heads * (query + value), query + value))
+
+
+def _turned_first(heads: int, plain: int, turned: int, paired: bool, first: int = 0, beside: int = 0) -> Ranges:
     """The rows of heads with the rotated ones (the last ``turned``) first, since the kernels rotate a head's first columns.
 
-    Scores are sums over a head's columns, so the order changes none, as long as queries and keys share it.
+    ``beside``: so many other rows follow those of each head. Scores are sums over a head's columns, so the order changes
+    none, as long as queries and keys share it.
     """
     ranges: list[tuple[int, int]] = []
-    for start in range(first, first + heads * (plain + turned), plain + turned):
+    stride = plain + turned + beside
+    for start in range(first, first + heads * stride, stride):
         middle, stop = start + plain, start + plain + turned
         if paired:
             ranges += [(row, row + 1) for row in (*range(middle, stop, 2), *range(middle + 1, stop, 2))]

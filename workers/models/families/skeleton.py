@@ -82,7 +82,7 @@ Mixer = Callable[[Builder, Slice, int, Slice | None], Slice]
 @dataclass(frozen=True, slots=True)
 class Style:
     """Where the families differ. ``windows`` (0: none) and ``ropes`` (None: no rope) have one element for each layer;
-    ``norms`` may have, too.
+    ``norms`` and ``second_norm`` may have, too.
 
     ``fused``: queries, keys and values are one tensor; ``fused_gate``: so are gate and up. ``paired``: rope rotates
     neighbouring columns. ``first_norm`` names the norm before attention, ``second_norm`` the one before the gated layer
@@ -105,7 +105,7 @@ class Style:
     paired: bool = False
     norms: Norms | Sequence[Norms] = Norms.BEFORE
     first_norm: str = "input_layernorm"
-    second_norm: str = ""
+    second_norm: str | Sequence[str] = ""
     norms_behind: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
     weightless: Norm | None = None
     embedding_norm: bool = False
@@ -161,7 +161,8 @@ def decoder(config: Config, begin: Begin, sizes: Sizes, style: Style) -> Program
         block = Linear(f"model.layers.{layer}.")
         before, behind = each[layer] is not Norms.BEHIND, each[layer] is not Norms.BEFORE
         # Llama's name of the norm before the gated layer, unless the norm after attention has that name.
-        second = style.second_norm or ("pre_feedforward_layernorm" if behind else "post_attention_layernorm")
+        said = style.second_norm if isinstance(style.second_norm, str) else style.second_norm[layer]
+        second = said or ("pre_feedforward_layernorm" if behind else "post_attention_layernorm")
         vector = [block.vector(name, sizes.hidden, style.plus) for name in (style.first_norm, second)]
         h = norm(x, vector[0], summands=summands) if before else x
         residual = None if behind else x

@@ -36,6 +36,9 @@ OTHERS = (
     (".self_attn.o_proj.", ".attention.dense."),
     (".self_attn.", ".attention."),  # Ling 3
     (".self_attn.gate_proj.", ".self_attn.g_proj."),  # LFM3
+    (".self_attn.q_gate_proj.", ".self_attn.q_b_proj."),  # A.X-K2
+    (".W_down.", ".mlp.fc1."),
+    (".W_up.", ".mlp.fc2."),
     (".linear_attn.norm.", ".linear_attn.out_norm."),  # Lara 4 Mini
     (".input_layernorm.", ".attention_layer_norm."),  # OLMo Hybrid
     (".post_attention_layernorm.", ".feedforward_layer_norm."),

@@ -62,13 +62,24 @@ def of_shared_keys(name: str, values: Mapping[str, Any]) -> bool:
 
 
 def of_indexers(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether the tensor is of an indexer of sparse attention (DeepSeek V3.2, GLM-5, MiniMax M3, Hy4), which chooses the
-    tokens that a token attends to. Rows here are so short that it would choose all tokens."""
+    """Whether the tensor is of an indexer of sparse attention (DeepSeek V3.2, GLM-5, A.X-K2, Hy4, MiniMax M3), which
+    chooses the tokens that a token attends to. Rows here are so short that it would choose all tokens."""
     kind = values.get("model_type")
     if kind == "minimax_m3_vl_text" and ".self_attn.index_" in name:  # by the names of its makers
         return True
-    kinds = ("deepseek_v32", "glm_moe_dsa", "hy_v4", "hy_v4_vl_text", "minimax_m3_vl_text")
+    kinds = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "hy_v4_vl_text", "minimax_m3_vl_text")
     return kind in kinds and ".self_attn.indexer." in name
+
+
+OF_PICTURES = re.compile(r"model\.layers\.\d+\.mlp\.(?:experts\.(\d+)\..+|gate\.weight_1)")
+
+
+def of_vision_experts(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether the tensor is of ERNIE 4.5 VL's experts for pictures, which follow those for texts, or of their router."""
+    found, count = OF_PICTURES.fullmatch(name), values.get("moe_num_experts", 64)
+    if found is None or values.get("model_type") != "ernie4_5_vl_moe_text" or type(count) is not int:
+        return False
+    return found[1] is None or count <= int(found[1]) < 2 * count
 
 
 def of_cross_attention(name: str, values: Mapping[str, Any]) -> bool:
