@@ -588,3 +588,49 @@ def test_minimax_m3_by_the_names_of_its_makers(seen: int, tmp_path: Path) -> Non
 def test_what_minimax_m3_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         build_program(said_by_transformers("minimax-m3") | change, Format.BF16)
+
+
+def test_a_x_k2_by_both_names(tmp_path: Path) -> None:
+    """Its makers call gates behind norms, and queries with their gates, otherwise than transformers' modules."""
+    path = save_tiny("axk2", tmp_path / "model")
+    expected, tensors = logits(open_native(path, "fp32")), load_file(path / "model.safetensors")
+    names = {".W_down.": ".mlp.fc1.", ".W_up.": ".mlp.fc2.", ".q_b_proj.": ".q_gate_proj."}
+    for theirs, own in names.items():
+        assert any(theirs in name for name in tensors) and not any(own in name for name in tensors)
+
+    def by_transformers(before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for theirs, own in names.items():
+            before = {name.replace(theirs, own): tensor for name, tensor in before.items()}
+        return before
+
+    rewritten(path, by_transformers)
+    np.testing.assert_array_equal(logits(open_native(path, "fp32")), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"n_group": None}, 'does not know one of "n_group" and "topk_group" without the other'),
+        ({"q_lora_rank": None}, 'does not know "q_lora_rank": null'),
+        ({"index_topk": 64}, 'write "max_position_embeddings": 64 for those'),
+        ({"layer_types": ["full_attention"] * 2}, 'does not know "layer_types"'),
+    ],
+)
+def test_what_a_x_k2_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("axk2") | change, Format.BF16)
+
+
+def test_which_layers_of_a_x_k2_have_experts_may_be_said_by_numbers() -> None:
+    config = {key: value for key, value in said_by_transformers("axk2").items() if key != "mlp_layer_types"}
+    sparse = build_program(config | {"first_k_dense_replace": 0, "moe_layer_freq": 1}, Format.FP32)
+    assert sparse == build_program(config | {"mlp_layer_types": ["sparse", "sparse"]}, Format.FP32)
+    assert sparse != build_program(config, Format.FP32)
+    assert build_program(config, Format.FP32) == build_program(said_by_transformers("axk2"), Format.FP32)
+
+
+def test_lara_s_checkpoints_are_by_its_makers_names(tmp_path: Path) -> None:
+    """transformers' own writes them so, too."""
+    tensors = load_file(save_tiny("lara", tmp_path / "model") / "model.safetensors")
+    first = {name.removeprefix("model.layers.0.linear_attn.") for name in tensors if ".layers.0.linear_attn." in name}
+    assert first == {"A_log", "conv1d.weight", "dt_bias", "in_proj.weight", "out_norm.weight", "out_proj.weight"}
