@@ -141,6 +141,20 @@ def test_a_root_that_is_full_is_passed_over(short: Path, monkeypatch: pytest.Mon
         pass
 
 
+@pytest.mark.parametrize("name", ["Bob's", "a\\b", os.fsdecode(b"m\xe4")])
+def test_a_root_whose_path_ray_misreads_is_passed_over(name: str, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's servers did not come up there, three times over half a minute."""
+    odd, plain = short / name, short / "a b"
+    for each in (odd, plain):
+        each.mkdir(mode=0o700)
+    monkeypatch.setattr(private_folder, "roots", lambda: [odd, plain])
+    with held_folder(BENEATH) as folder:
+        assert folder.parent == plain / OWN
+    monkeypatch.setattr(private_folder, "roots", lambda: [odd])
+    with pytest.raises(JobError, match=r"in its path, which Ray misreads; set TMPDIR to a folder"), held_folder(BENEATH):
+        pass
+
+
 def test_a_file_system_that_is_read_only_is_said_to_be(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no socket, and lets no file be removed either, also where there is none: that was a traceback."""
 

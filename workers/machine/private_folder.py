@@ -29,6 +29,8 @@ OTHERS = 0o077
 # The names that tempfile makes: ``sweep`` touches no others.
 HELD_NAME_BYTES = 8
 HELD_NAME = re.compile(rf"[a-z0-9_]{{{HELD_NAME_BYTES}}}")
+# Ray's servers start others by command lines that they take apart as a shell does, and read paths as UTF-8.
+MISREAD = re.compile(r"['\\\ud800-\udfff]")
 # Room for Ray's first logs, without which its processes die as they start.
 LEAST_FREE_BYTES = 2 << 20
 # ``sweep`` in another process may lock a new folder for an instant.
@@ -126,6 +128,11 @@ def _first_fit(name_bytes: int, beneath: int) -> Path:
     for root in roots():
         if len(os.fsencode(root)) > longest:
             refusals.append(f"{root} is longer than {longest} bytes, and a socket's path may have {SOCKET_PATH_BYTES}")
+            continue
+        if MISREAD.search(str(root)):
+            refusals.append(
+                f"{root} has an apostrophe, a backslash or bytes that are no UTF-8 in its path, which Ray misreads"
+            )
             continue
         try:
             base = base_folder(root)
