@@ -316,23 +316,40 @@ static inline int64_t attention_scratch(int head_size, int value_size) {
   return kMostQueries * (kChunkTokens + round_up(head_size, kLanes) + 2 * round_up(value_size, kLanes));
 }
 
-// One token's step of a recurrent head with a state [rows, columns]. First the pending updates are applied, each
-// state = state * decay + key delta^T; then the token's delta and output are computed. delta overwrites `value`:
+// What a token adds to a head's state [rows, columns]: state = state * decay + key delta^T.
+struct StateUpdate {
+  const float *key, *delta;
+  float decay;
+  const float *decays;  // instead of `decay`: of each row (delta_rule_by_row), or the steps of columns (scan_by_column)
+};
+
+// A step of a recurrent head. First the pending updates are applied to its state; then a token's delta and output are computed. The delta
+// overwrites `value`:
 //   delta_rule  delta = (value - decay * state^T key) * factor, out = decay * state^T query + (key query) delta
 //   delta_rule_by_row  the same, with a decay for each row of the state
 //   scan        delta = value * factor, out = decay * state^T query + (key query) delta + skip * value
+//   scan_by_column  the same, with a factor for each column, the decay e^(-rate * factor) for each element, and a skip for each column
 struct StateStep {
-  const float *from;
-  float *to;  // out: the state after the pending updates, or null; may be `from`
-  int32_t rows, columns;
-  int32_t pending;
-  const float *const *keys, *const *deltas;  // of the pending updates
-  const float *const *decays;                // [1], [rows] or (steps of a scan by columns) [columns] for each update
-  const float *key, *query;                  // null: apply the pending updates only
-  const float *decay;
-  float factor, skip;
-  const float *rates, *skips;  // only of a scan by columns: [rows][columns], [columns]
+  const float *from;  // the state; null: as the last step that put it aside left it
+  float *to;          // out: the state after the pending updates, or null; may be `from`
+  bool aside;         // whether to put the state aside: after the pending updates, and after the token's if `updates`
+  bool updates;       // of scans only
+  const StateUpdate *pending;
+  int32_t pending_count;
+  StateUpdate token;  // its delta is where `value` is; key null: the pending updates only
+  const float *query;
+  float factor, both;  // both: key query, which the step computes
   float *value, *out;
+};
+
+// Steps of one head, in this order. Each block of columns goes through all of them before the next, and stays in the first cache.
+struct StateSteps {
+  int32_t rows, columns;
+  float skip;                  // of scan
+  const float *rates, *skips;  // of scan_by_column: [rows][columns], [columns]
+  float *aside;                // [rows * columns] floats, in an order of the steps' own
+  StateStep *steps;
+  int32_t count;
 };
 
 // The MoE router: see ROUTE in outrider_op. All kinds but SOFTMAX and SOFTMAX_CHOSEN allow at most kMostRouted experts.
@@ -428,10 +445,10 @@ struct Kernels : Products {
                    const float *factors, float *out, int width);
   // x / sqrt(x x + epsilon) * scale.
   void (*unit_vector)(const float *x, float epsilon, float scale, float *out, int width);
-  void (*delta_rule)(const StateStep &step);
-  void (*delta_rule_by_row)(const StateStep &step);
-  void (*scan)(const StateStep &step);
-  void (*scan_by_column)(const StateStep &step);
+  void (*delta_rule)(const StateSteps &steps);
+  void (*delta_rule_by_row)(const StateSteps &steps);
+  void (*scan)(const StateSteps &steps);
+  void (*scan_by_column)(const StateSteps &steps);
   // x = softplus(x + bias), of a multiple of 16 columns.
   void (*steps)(float *x, const float *bias, int width);
 };

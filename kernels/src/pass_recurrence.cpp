@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "pass.h"
+#include "state_step_list.h"
 
 namespace outrider {
 
@@ -12,8 +13,6 @@ namespace {
 
 // Columns of a convolution that one thread takes at once.
 constexpr int32_t kColumnsTogether = 64;
-// The most pending updates of kept tokens, all of which one step applies.
-constexpr int32_t kMostPending = std::max(2 * kTakenBack, kMostTakenBack) + 1;
 // Above this softplus(x) = x.
 constexpr double kLinear = 20.0;
 // Above this e^-x is nothing beside 1.
@@ -91,8 +90,9 @@ void Pass::convolve_columns(const outrider_op &op, const FeedState &feed, int32_
     memmove(inputs + i * plan.input_size, input_at(row.moves + i), bytes);
 }
 
-// A row's new tokens through the states of the heads of one part, which share a key. A token's update of the state is applied when the
-// next token reads the state, together with the pending updates of kept tokens, so that the state is read and written once for each token.
+// A row's new tokens through the states of the heads of one part, which share a key. The state is read and written once for each token: the
+// delta rule's update, which depends on what is read, is applied when the next token reads the state, a scan's at once. So is what kept
+// tokens add, by the first step.
 struct Pass::HeadSteps {
   HeadSteps(const Pass &whole, const outrider_op &operation, const FeedState &fed, int32_t number, int thread)
       : pass(whole),
@@ -105,17 +105,14 @@ struct Pass::HeadSteps {
     const int32_t part_heads = op.heads / parts;
     for (head = part * part_heads; head < (part + 1) * part_heads; ++head) {
       prepare_factors_and_decays();
-      begin_head();
-      apply_kept_inputs();
-      walk_tokens();
+      take_steps();
       keep_updates();
     }
     keep_keys();
   }
 
  private:
-  using Step = void (*)(const StateStep &);
-  Step chosen_step() const {
+  StateStepList::Kernel kernel() const {
     if (by_column) return engine.kernels->scan_by_column;
     if (scans) return engine.kernels->scan;
     return decays_by_row(op) ? engine.kernels->delta_rule_by_row : engine.kernels->delta_rule;
@@ -133,12 +130,13 @@ struct Pass::HeadSteps {
   float *steps_of(int64_t token) const { return at(op.residual, token) + head * columns; }
   // The delta rule's decays follow its factors in the buffer.
   float *deltas_decays_of(int64_t token) const { return at(op.residual, token) + op.heads + head * decays_each; }
-  // A scan's decay, exp(-rate * dt), is written to *of_scan. In place of the decays of a scan by columns, its steps.
-  const float *decays_of(int64_t token, float *of_scan) const {
-    if (by_column) return steps_of(token);
-    if (!scans) return deltas_decays_of(token);
-    *of_scan = static_cast<float>(exponential_of(*engine.kernels, -rate * static_cast<double>(factor_of(token))));
-    return of_scan;
+  StateUpdate update_of(int64_t token) const {
+    if (by_column) return {key_of(token), delta_of(token), 0.0f, steps_of(token)};
+    if (scans) return {key_of(token), delta_of(token), scan_decay(token), nullptr};
+    return {key_of(token), delta_of(token), *deltas_decays_of(token), deltas_decays_of(token)};
+  }
+  float scan_decay(int64_t token) const {
+    return static_cast<float>(exponential_of(*engine.kernels, -rate * static_cast<double>(factor_of(token))));
   }
   // What the row keeps of a token: its key for each part, then the deltas of all heads, then their decays.
   float *input_at(int32_t slot) const { return row.inputs.data() + slot * plan.input_size + place.input; }
@@ -174,85 +172,46 @@ struct Pass::HeadSteps {
     });
   }
 
-  void begin_head() {
-    state = row.state.data() + place.state + head * head_state;
-    step = {};
-    step.from = state;
-    step.rows = size;
-    step.columns = columns;
-    step.keys = keys;
-    step.deltas = deltas;
-    step.decays = decays;
+  void take_steps() {
+    StateSteps shape{};
+    shape.rows = size;
+    shape.columns = columns;
+    shape.aside = aside;
     if (by_column) {
-      step.rates = place.rates.data() + head * head_state;
-      step.skips = biases + op.out.width + head * columns;
+      shape.rates = place.rates.data() + head * head_state;
+      shape.skips = biases + op.out.width + head * columns;
     } else if (scans) {
-      step.skip = pass.number_of(op.weight, op.heads + head);
+      shape.skip = pass.number_of(op.weight, op.heads + head);
     }
-  }
-
-  void put_off(const float *key, const float *delta, const float *decay) {
-    keys[step.pending] = key;
-    deltas[step.pending] = delta;
-    decays[step.pending++] = decay;
-  }
-
-  // After `tokens` tokens: takes a snapshot if one is wanted there, and moves the row's state there if it is to be moved that far.
-  void reach(int32_t tokens) {
-    const auto snapshot = tokens > kept ? row.snapshots.find(row.at + tokens) : row.snapshots.end();
-    step.key = nullptr;
-    if (snapshot != row.snapshots.end()) {
-      step.to = snapshot->second->data() + place.state + head * head_state;
-      step_state(step);
+    StateStepList steps(kernel(), shape, row.state.data() + place.state + head * head_state);
+    for (int32_t i = 0; i < kept; ++i) {
+      steps.put_off({kept_key(i), kept_delta(i), *kept_decays(i), kept_decays(i)});
+      if (i + 1 == row.moves) steps.keep_state();
     }
-    if (tokens != row.moves) return;
-    step.to = state;
-    step_state(step);
-    step.from = state;
-    step.pending = 0;
+    for (int32_t t = 0; t < feed.count; ++t) {
+      const int64_t token = feed.first_token + t;
+      for (int32_t b = feed.first_branch; b < feed.end_branch; ++b)
+        if (const Branch &branch = pass.branches[static_cast<size_t>(b)]; branch.instead == token)
+          steps.read(step_of(branch.token));
+      StateStep step = step_of(token);
+      step.updates = scans && t + 1 < feed.count;
+      steps.go_on(step);
+      if (!step.updates) steps.put_off(step.token);
+      const auto snapshot = row.snapshots.find(row.at + kept + t + 1);
+      if (snapshot != row.snapshots.end()) steps.copy_to(snapshot->second->data() + place.state + head * head_state);
+      if (kept + t + 1 == row.moves) steps.keep_state();
+    }
+    steps.finish();
   }
 
-  // Reads the state for a token, with the pending updates, and writes it to `to` (null: nowhere).
-  void read(int64_t token, const float *decay, float *to) {
-    step.to = to;
-    step.key = key_of(token);
+  StateStep step_of(int64_t token) const {
+    StateStep step{};
+    step.token = update_of(token);
     step.query = query_of(token);
-    step.decay = decay;
     step.factor = by_column ? 0.0f : factor_of(token);
     step.value = delta_of(token);
     step.out = at(op.out, token) + head * columns;
-    step_state(step);
-  }
-
-  void apply_kept_inputs() {
-    for (int32_t i = 0; i < kept; ++i) {
-      put_off(kept_key(i), kept_delta(i), kept_decays(i));
-      reach(i + 1);
-    }
-  }
-
-  void walk_tokens() {
-    float latest = 0.0f;  // a scan's decay of the previous token, which is pending while the current one is computed
-    for (int32_t t = 0; t < feed.count; ++t) {
-      const int64_t token = feed.first_token + t;
-      float own;
-      const float *decay = decays_of(token, &own);
-      float *const to = kept + t < row.moves ? state : aside;
-      read(token, decay, to);
-      step.from = to;
-      step.pending = 0;
-      for (int32_t b = feed.first_branch; b < feed.end_branch; ++b)
-        if (const Branch &branch = pass.branches[static_cast<size_t>(b)]; branch.instead == token) {
-          float of_branch;
-          read(branch.token, decays_of(branch.token, &of_branch), nullptr);
-        }
-      if (scans && !by_column) {
-        latest = own;
-        decay = &latest;
-      }
-      put_off(key_of(token), delta_of(token), decay);
-      reach(kept + t + 1);
-    }
+    return step;
   }
 
   // Calls work(to, from, token) for each input that stays: it goes to slot `to`, from slot `from` or, where `from` is not below `kept`,
@@ -268,9 +227,9 @@ struct Pass::HeadSteps {
     each_kept([&](int32_t to, int32_t from, int64_t token) {
       const bool before = from < kept;
       memmove(kept_delta(to), before ? kept_delta(from) : delta_of(token), sizeof(float) * static_cast<size_t>(columns));
-      float of_token;
-      memmove(kept_decays(to), before ? kept_decays(from) : decays_of(token, &of_token),
-              sizeof(float) * static_cast<size_t>(decays_each));
+      const StateUpdate update = before ? StateUpdate{} : update_of(token);
+      const float *const decays = update.decays ? update.decays : &update.decay;
+      memmove(kept_decays(to), before ? kept_decays(from) : decays, sizeof(float) * static_cast<size_t>(decays_each));
     });
   }
 
@@ -285,7 +244,7 @@ struct Pass::HeadSteps {
   const outrider_op &op;
   const FeedState &feed;
   const int32_t part;
-  float *const aside;  // for states that the row does not keep
+  float *const aside;  // for a state between steps
   const RecurrencePlan &plan = engine.recurrence;
   const Recurrent &place = plan.of[static_cast<size_t>(op.integer)];
   Recurrence &row = engine.rows[static_cast<size_t>(feed.row)].recurrence;
@@ -294,13 +253,9 @@ struct Pass::HeadSteps {
   const int32_t size = op.head_size, columns = op.out.width / op.heads, kept = row.kept;
   const int64_t head_state = static_cast<int64_t>(size) * columns;
   const float *const biases = static_cast<const float *>(engine.weights[static_cast<size_t>(op.bias)].data);
-  const Step step_state = chosen_step();
   // Of the present head.
   int32_t head = 0;
   double rate = 0.0;
-  float *state = nullptr;
-  StateStep step{};
-  const float *keys[kMostPending], *deltas[kMostPending], *decays[kMostPending];  // of the pending updates
 };
 
 void Pass::step_states(const outrider_op &op, size_t index, int thread) {

@@ -22,6 +22,8 @@ constexpr int32_t kTakenBack = 16, kTakenBackOfMatrices = 1;
 // All tokens of a pass whose choice is asked for can be taken back, since candidates are among them; but at most this many, as keeping
 // their inputs takes memory.
 constexpr int32_t kMostTakenBack = 64;
+// The most inputs that a row keeps.
+constexpr int32_t kMostKept = (2 * kTakenBack > kMostTakenBack ? 2 * kTakenBack : kMostTakenBack) + 1;
 // Snapshots take at most this many times the memory of the keys and values of the same tokens.
 constexpr int64_t kSnapshotShare = 4;
 // Without attention there are neither. Then they take at most this part of the memory of the inputs of the same tokens.
