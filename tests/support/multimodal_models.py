@@ -236,6 +236,18 @@ KINDS: dict[str, dict[str, Any]] = {
         "vision_hidden_size": 32,
     },
     "glm_ocr": _multimodal(_GLM, _GLM_VISION | {"intermediate_size": 48}),
+    "glm5_next": _multimodal(
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "mlp_layer_types": ["dense", "sparse"],
+        }
+        | {"q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 0, "v_head_dim": 16}
+        | {"linear_num_heads": 2, "linear_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}
+        | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 512, "pad_token_id": 0, "num_key_value_heads": 4},
+        _QWEN_VISION,
+    ),
     "got_ocr2": _multimodal({"model_type": "qwen2"}, _VISION | {"global_attn_indexes": [0], "mlp_dim": 48}),
     "granite_docling": _multimodal(
         {"residual_multiplier": 0.4, "logits_scaling": 2.0, "pad_token_id": 0},

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
+from transformers.models.glm5_next.modeling_glm5_next import Glm5NextPreTrainedModel, Glm5NextTextModel
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 
 from outrider.workers.models.twins import attention_of
 
 # transformers 5.24 has it, but opens it within Mistral 3 alone.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+
+
+class Glm5NextForCausalLM(Glm5NextPreTrainedModel, GenerationMixin):
+    """GLM-5.3-Flash's language model alone, which transformers opens only within the model that sees."""
+
+    config_class = Glm5NextTextConfig
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: Glm5NextTextConfig) -> None:
+        super().__init__(config)
+        self.model = Glm5NextTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **more: Any) -> CausalLMOutputWithPast:
+        made = self.model(input_ids, **more)
+        return CausalLMOutputWithPast(logits=self.lm_head(made.last_hidden_state[:, -logits_to_keep:]), cache=made.cache)
+
+
+AutoModelForCausalLM.register(Glm5NextTextConfig, Glm5NextForCausalLM, exist_ok=True)
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 203,
@@ -856,6 +879,31 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "v_head_dim": 24}
         | {"first_k_dense_replace": 1, "num_hidden_layers": 3, "n_shared_experts": 2, "rms_norm_eps": 0.1}
         | {"index_topk": 128, "index_n_heads": 8, "index_head_dim": 48, "index_topk_freq": 2},
+    ),
+    "glm5-next-unbounded": (
+        "glm5_next_text",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": False}
+        | {"qk_rope_head_dim": 0, "hc_mult": 2, "hc_sinkhorn_iters": 1, "linear_lower_bound": None, "index_topk": 128}
+        | {"linear_num_heads": 3, "linear_head_dim": 32, "mlp_layer_types": ["sparse", "sparse"], "pad_token_id": 0}
+        | {"layer_types": ["indexed_attention", "linear_attention"], "tie_word_embeddings": True},
+    ),
+    "glm5-next": (
+        "glm5_next_text",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "v_head_dim": 24, "n_group": 2}
+        | {
+            "qk_rope_head_dim": 0,
+            "num_hidden_layers": 5,
+            "n_shared_experts": 2,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-3,
+        }
+        | {"swiglu_limit": 0.4, "hc_eps": 0.01, "hc_sinkhorn_iters": 4, "linear_lower_bound": -3.0, "index_topk": 128}
+        | {"linear_num_heads": 3, "linear_head_dim": 32, "linear_conv_kernel_dim": 3, "pad_token_id": 0}
+        | {"index_n_heads": 8, "index_head_dim": 24},
     ),
     "hy4-plain": (
         "hy_v4",

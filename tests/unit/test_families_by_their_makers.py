@@ -536,6 +536,39 @@ def test_what_hy4_does_not_do_is_refused(change: dict[str, Any], sentence: str) 
         build_program(said_by_transformers("hy4") | change, Format.BF16)
 
 
+def test_sizes_of_delta_nets_of_glm_5_3_in_an_object_of_their_own() -> None:
+    said = said_by_transformers("glm5-next")
+    nets = {"head_dim": "head_dim", "num_heads": "num_heads", "conv_kernel_dim": "short_conv_kernel_size"}
+    nested = {theirs: said[f"linear_{ours}"] for ours, theirs in nets.items()} | {
+        "gate_lower_bound": -3.0,
+        "safe_gate": True,
+    }
+    makers = {key: value for key, value in said.items() if not key.startswith("linear_")} | {"linear_attn_config": nested}
+    makers |= {"layer_types": [{"indexed_attention": "full_attention"}.get(kind, kind) for kind in said["layer_types"]]}
+    assert build_program(makers, Format.BF16) == build_program(said, Format.BF16)
+    without = makers | {"linear_attn_config": nested | {"gate_lower_bound": None, "safe_gate": False}}
+    unbounded = said | {"linear_lower_bound": None}
+    assert build_program(without, Format.BF16) == build_program(unbounded, Format.BF16) != build_program(said, Format.BF16)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"max_position_embeddings": 129}, 'where a token sees 128 of them ."index_topk".* "max_position_embeddings": 128'),
+        ({"index_kpool_always_select_tail": False}, 'does not know "index_kpool_always_select_tail": False'),
+        ({"linear_lower_bound": 0.5}, 'does not know "linear_lower_bound": 0.5'),
+        ({"linear_attn_config": {"kda_layers": [1]}}, 'does not know "linear_attn_config"'),
+        ({"qk_rope_head_dim": 8}, 'does not know "qk_rope_head_dim": 8'),
+        ({"layer_types": ["linear_attention"] * 5}, 'cannot follow "layer_types"'),
+        ({"q_lora_rank": None}, 'does not know "q_lora_rank": null'),
+        ({"hc_magnitude": 2.0}, 'does not know "hc_magnitude": 2.0'),
+    ],
+)
+def test_what_glm_5_3_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("glm5-next") | change, Format.BF16)
+
+
 @pytest.mark.parametrize("seen", [7, 8])
 def test_minimax_m3_by_the_names_of_its_makers(seen: int, tmp_path: Path) -> None:
     """Rows of 128 tokens, of which a token sees 7 or 8 blocks of 16; their experts are one by one, gate and up apart."""

@@ -203,6 +203,7 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         ranks = dict(kv_lora_rank=8 * int(random.integers(1, 10)))
         ranks |= dict(q_lora_rank=int(random.integers(5, 40))) if settings["q_lora_rank"] else {}
         sizes = dict(num_attention_heads=heads, num_key_value_heads=heads, intermediate_size=ffn)
+        turned = turned if settings["qk_rope_head_dim"] else 0
         parts = dict(qk_rope_head_dim=turned, qk_nope_head_dim=plain, v_head_dim=value)
         return common | ranks | sizes | parts | dict(hidden_size=heads * int(random.integers(5, 40)))
     if kind == "gpt_neox":

@@ -31,6 +31,7 @@ MULTIMODAL = {
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "glm_ocr": "glm_ocr_text",
+    "glm5_next": "glm5_next_text",
     "got_ocr2": "qwen2",
     "granite4_vision": "granite4_vision_text",
     "granite_docling": "granite_docling_text",
@@ -125,6 +126,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "glm_ocr_text": (59392, 1024, 4096, 16, 16, 8, 131072),
         "granite_docling_text": (133800, 1024, 2048, 28, 16, 4, 32768),
         "hunyuan_vl_text": (290943, 4096, 11008, 32, 32, None, 2048),
+        "glm5_next_text": (154880, 4096, 12288, 45, 64, 64, 1048576),
         "hy_v4_vl_text": (120832, 6144, 18432, 78, 64, None, 262144),
         "lfm2": (65536, 2560, 12288, 32, 32, 8, 128000),
         "lfm3": (128000, 2048, 7680, 24, 16, 4, 128000),
@@ -203,7 +205,7 @@ PREFIXES = (
     ("thinker.lm_head.", "lm_head."),
 )
 # Models whose LM head is not tied by default.
-UNTIED = ("apertus1p5", "aria", "hy_v4_vl", "llama4", "minimax_m3_vl", "mllama", "muse_glimmer")
+UNTIED = ("apertus1p5", "aria", "glm5_next", "hy_v4_vl", "llama4", "minimax_m3_vl", "mllama", "muse_glimmer")
 # Models whose language model is the part that thinks, beside parts that talk.
 OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
 THINKER = "thinker."

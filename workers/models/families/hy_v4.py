@@ -39,6 +39,7 @@ def _hy_v4(
         config.get(key)  # said.check_all_read() refuses unknown keys
     sizes = read_sizes(said, head_size=64, epsilon=1e-5, layers=layers, heads=heads, ffn=ffn[0])
     check_rows(said, sizes)
+    said.only("layer_types", ["indexed_attention"] * sizes.layers)
     check_experts(said, "sigmoid")
     for unused in UNUSED:
         said.get(unused)

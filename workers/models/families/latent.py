@@ -283,11 +283,11 @@ def check_rows(config: Config, sizes: Sizes) -> None:
             f'{seen}: write "max_position_embeddings": {seen} for those',
             hf="does",
         )
-    config.only("layer_types", ["indexed_attention"] * sizes.layers)
 
 
 def _check_short_rows(config: Config, sizes: Sizes) -> None:
     check_rows(config, sizes)
+    config.only("layer_types", ["indexed_attention"] * sizes.layers)
     for unused in ("index_head_dim", "index_n_heads"):
         config.get(unused)
     for key, always in (("rope_interleave", True), ("mlp_bias", False), ("topk_method", "noaux_tc")):
@@ -421,9 +421,13 @@ def read_latent(
     theta: float = 10000.0,
 ) -> Latent:
     """The sizes and ranks are the family's defaults. ``halves``: its rope always rotates halves; ``long``: the original
-    length of its long rope (0: it has none); ``turns``: whether it has rope; ``passed_over`` and ``theta`` are
-    ``read_rope``'s."""
-    plain, turned = config.size("qk_nope_head_dim", plain), config.size("qk_rope_head_dim", turned)
+    length of its long rope (0: it has none); ``turns``: whether it has rope; with a ``turned`` of 0 heads have no columns
+    for it; ``passed_over`` and ``theta`` are ``read_rope``'s."""
+    plain = config.size("qk_nope_head_dim", plain)
+    if turned:
+        turned = config.size("qk_rope_head_dim", turned)
+    else:
+        config.only("qk_rope_head_dim", 0)
     if turned % HEAD_UNIT:
         raise config.unknown(f'"qk_rope_head_dim": {turned}, which is no multiple of {HEAD_UNIT}')
     rank = config.size("kv_lora_rank", rank)
@@ -462,7 +466,9 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
         beside = value if latent.joined_gates else 0  # a head's gates stand behind its query
         queries, gate = _turned_first(heads, plain, turned, latent.paired, beside=beside), None
         narrow = "kv_a_proj_with_mqa", latent.rank + turned
-        rows = (*_turned_first(1, 0, turned, latent.paired, latent.rank), (0, latent.rank))
+        rows: Ranges = ((0, latent.rank),)
+        if turned:
+            rows = (*_turned_first(1, 0, turned, latent.paired, latent.rank), *rows)
         matrices, biases = [names.weight(*narrow, h.width, rows)], [names.bias(*narrow, rows)]
         if latent.query_rank:
             first = "q_a_proj", latent.query_rank
@@ -484,7 +490,7 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
         else:
             key = builder.linear(h, matrices, biases=biases if latent.bias else ())
             query = builder.linear(h, [names.weight("q_proj", heads * (plain + turned), h.width, queries)])
-        shared, kv = key.split(turned, latent.rank)
+        shared, kv = key.split(turned, latent.rank) if turned else (key, key)
         builder.head_norm(kv, names.vector("kv_a_layernorm", latent.rank), heads=1, epsilon=epsilon)
         if latent.rope is not None:
             rotate(builder, query, latent.rope, heads)
@@ -531,7 +537,7 @@ def _turned_first(heads: int, plain: int, turned: int, paired: bool, first: int 
         middle, stop = start + plain, start + plain + turned
         if paired:
             ranges += [(row, row + 1) for row in (*range(middle, stop, 2), *range(middle + 1, stop, 2))]
-        else:
+        elif turned:
             ranges.append((middle, stop))
         if plain:
             ranges.append((start, middle))

@@ -27,6 +27,8 @@ OTHERS = (
     (".attn_hc.", ".hc_pre.hc_attn_layer.hc_"),
     (".ffn_hc.", ".hc_mlp_layer.hc_pre.hc_"),
     (".ffn_hc.", ".hc_pre.hc_mlp_layer.hc_"),
+    (".attn_hc.", ".hc_attn_"),  # GLM-5.3-Flash
+    (".ffn_hc.", ".hc_ffn_"),
     (".hc_head.hc_", ".hc_head.hc_pre.hc_head_"),
     (".hc_head.hc_", ".hc_head.hc_head_"),
     (".hc_head.hc_", ".hc_pre.hc_head.hc_head_"),

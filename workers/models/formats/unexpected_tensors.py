@@ -67,7 +67,7 @@ def of_indexers(name: str, values: Mapping[str, Any]) -> bool:
     kind = values.get("model_type")
     if kind == "minimax_m3_vl_text" and ".self_attn.index_" in name:  # by the names of its makers
         return True
-    kinds = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "hy_v4_vl_text", "minimax_m3_vl_text")
+    kinds = ("axk2", "deepseek_v32", "glm5_next_text", "glm_moe_dsa", "hy_v4", "hy_v4_vl_text", "minimax_m3_vl_text")
     return kind in kinds and ".self_attn.indexer." in name
 
 
