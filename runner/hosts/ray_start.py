@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import socket
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -61,6 +63,7 @@ def local_ray(
     """
     if metrics_port is not None and not all(find_spec(module) for module in METRICS_AGENT):
         raise UsageError("--metrics-port: Ray's metrics agent is not installed; pip install 'ray[default]' brings it")
+    _check_own_paths()
     check_limits(actors)
     _check_loopback()
     os.environ["RAY_AUTH_MODE"] = "token"
@@ -100,6 +103,18 @@ def local_ray(
             else:
                 descendants.end()
                 abandon()
+
+
+def _check_own_paths() -> None:
+    """Refuse an environment whose path Ray misreads: it would wait minutes for servers that it starts by command lines."""
+    ray = find_spec("ray")
+    for path in (sys.executable, "" if ray is None or ray.origin is None else ray.origin):
+        # It puts a path with a space in double quotes, within which both are read as they are.
+        if re.search(r"['\\]", path) and not re.search(r"\s", path):
+            raise JobError(
+                f"Ray cannot be started from {path}, since it misreads an apostrophe or a backslash in a path: install "
+                "outrider into an environment whose path has none"
+            )
 
 
 def _check_loopback() -> None:

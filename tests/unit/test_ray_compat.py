@@ -21,7 +21,7 @@ from ray.job_config import JobConfig
 from outrider.runner.hosts import doctor, ray_start
 from outrider.runner.hosts.ray_start import joined_ray, local_ray
 from outrider.workers import ray_compat
-from outrider.workers.errors import RayUnsupportedError
+from outrider.workers.errors import JobError, RayUnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = (
@@ -222,3 +222,14 @@ def test_a_ray_of_the_jobs_own_is_asked_for_nothing_of_a_submitted_job(
     with pytest.raises(KeyboardInterrupt):
         ray_start._start(tmp_path, 1, {}, None)
     assert seen == [False]
+
+
+@pytest.mark.parametrize("folder", ["Bob's", "a\\b"])
+def test_an_environment_whose_path_ray_misreads_is_refused_at_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited half a minute for servers that never came up, three times."""
+    monkeypatch.setattr(sys, "executable", f"/home/{folder}/bin/python")
+    with (
+        pytest.raises(JobError, match=r"^Ray cannot be started from /home/.*/bin/python, since it misreads"),
+        local_ray(1, {}),
+    ):
+        pass
