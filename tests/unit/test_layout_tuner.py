@@ -199,7 +199,8 @@ def test_a_short_job_does_not_look_at_other_cores() -> None:
     assert bench.draft.layouts[0] == "shared"
 
 
-@pytest.mark.parametrize(("pass_seconds", "took"), [pytest.param(0.001, "plain", marks=pytest.mark.slow), (1.0, "shared")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("pass_seconds", "took"), [(0.001, "plain"), (1.0, "shared")])
 def test_plain_decoding_is_known_without_being_tried(pass_seconds: float, took: str) -> None:
     bench = Bench(pass_seconds=pass_seconds, pass_on_fewer=10.0)
     bench.work(rows(300))
@@ -313,7 +314,8 @@ def test_a_short_job_stays_with_what_was_remembered() -> None:
     assert recall("pair", names) == remembered
 
 
-@pytest.mark.parametrize("plain_pass", [1.0, pytest.param(0.001, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("plain_pass", [1.0, 0.001])
 def test_a_choice_that_turns_out_slower_than_plain_decoding_is_made_again(
     plain_pass: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

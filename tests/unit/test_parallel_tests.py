@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from imports import imported, reached
 from shared_files import files_of_nobody
+from shared_fixtures import nanoseconds_with_work
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 import parallel_tests
@@ -24,6 +27,34 @@ def test_each_file_is_taken_once(tmp_path: Path) -> None:
     here, there = files_of_nobody(order, tmp_path), files_of_nobody(order[::-1], tmp_path)
     assert [next(here), next(there), next(there)] == ["unit/a.py", "unit/c.py", "other/a.py"]
     assert list(here) == ["unit/b.py"] and list(there) == []
+
+
+def test_a_thread_with_work_is_told_from_one_that_waits() -> None:
+    """However little of a core the machine has for either. What a file of tests has left is judged by it."""
+    begun, over = threading.Event(), threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            pass
+
+    def wait() -> None:
+        begun.set()
+        over.wait()
+
+    busy, idle = threading.Thread(target=work), threading.Thread(target=wait)
+    busy.start()
+    idle.start()
+    try:
+        assert begun.wait(60)
+        waited, worked = nanoseconds_with_work([idle]), nanoseconds_with_work([busy])
+        until = time.monotonic() + 60
+        while nanoseconds_with_work([busy]) < worked + 50_000_000:
+            assert time.monotonic() < until, "no work is seen"
+        assert nanoseconds_with_work([idle]) < waited + 25_000_000
+    finally:
+        over.set()
+        busy.join()
+        idle.join()
 
 
 def test_what_reaches_torch_comes_first() -> None:

@@ -72,13 +72,15 @@ DENSE = (
 )
 # gpt-oss' experts have biases and lie inputs by outputs, as nothing but its own MXFP4 has them; DBRX's lie in one matrix.
 FAMILIES = [name for name in MIXTURES if not name.startswith(("gpt-oss", "dbrx"))] + list(DENSE)
-QUICK = [
+QUICK = [("deepseek-v3", "gptq, in activation order")]
+# Layouts that the fast set meets elsewhere, too.
+LONGER = [
     ("deepseek-v3", "fp8 by block"),
     ("glm4-moe-lite", "compressed int4"),
-    ("deepseek-v3", "gptq, in activation order"),
+    ("gemma4", "compressed fp8"),
+    ("lfm2-moe", "auto-round, as awq"),
+    ("gemma4-moe", "modelopt nvfp4"),
 ]
-# Layouts that the fast set meets below, too.
-LONGER = [("gemma4", "compressed fp8"), ("lfm2-moe", "auto-round, as awq"), ("gemma4-moe", "modelopt nvfp4")]
 # Relative to the largest logit: sums of fp32 in another order.
 BOUND = 1e-5
 
