@@ -168,9 +168,12 @@ def random_walk(engine: NativeModel, seed: int) -> None:
                 assert_same_bits(answer.logits, logits)
 
 
+# Which walk it is concerns what all instruction sets share: two more walks have the machine's best one.
+WALKS = [(isa, (0, 1)) for isa in INSTRUCTION_SETS] + [(INSTRUCTION_SETS[0], (2, 3))]
+
+
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize("seeds", [(0, 1), pytest.param((2, 3), marks=pytest.mark.slow)], ids=["few", "more"])
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize(("isa", "seeds"), WALKS)
 def test_random_walks(model: Packed, isa: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_ISA", isa)
     for seed in seeds:
