@@ -293,8 +293,8 @@ IN_PROPORTION = {
     "intermediate_size": 1536,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
-    "num_hidden_layers": 6,
-    "vocab_size": 4096,
+    "num_hidden_layers": 3,
+    "vocab_size": 2048,
 }
 
 
