@@ -261,7 +261,9 @@ class ModelHosts:
         answer = Answer(said.get("pieces", ()), said.get("record"), None if error is None else Failure(*error))
         asked.begun = True
         if answer.last:
-            model.deaths = 0
+            # A refusal shows nothing of the model.
+            if error is None:
+                model.deaths = 0
             del model.asked[request]
         asked.on_answer(answer)
 

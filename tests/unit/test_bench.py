@@ -205,6 +205,7 @@ def test_files_that_cannot_be_written_are_found_out_first(tmp_path: Path) -> Non
         (BenchSpec(json_file=tmp_path / "no" / "a.json"), "--json: .*a.json cannot be written: No such file"),
         (BenchSpec(json_file=Path("/proc/a.json")), "--json: /proc/a.json cannot be written"),
         (BenchSpec(plot=tmp_path), "--plot: .* cannot be written: Is a directory"),
+        (BenchSpec(json_file=Path("-")), "^--json: give the name of a file; standard output has the tables"),
     ):
         with pytest.raises(UsageError, match=message):
             bench_module.bench(spec)

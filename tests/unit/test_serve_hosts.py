@@ -558,6 +558,21 @@ def test_one_that_dies_again_and_again_gives_its_batches_up(monkeypatch: pytest.
     assert world.heard[2:] == [Broken("batch", "no core is free")]
 
 
+def test_a_refused_request_does_not_make_a_model_that_dies_a_good_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Hosts("only")
+    monkeypatch.setattr(model_hosts.time, "monotonic", lambda: world.now)
+    world.hosts.run(job("batch", "only"))
+    answers: list[Answer] = []
+    for death in range(MOST_DEATHS):
+        assert world.heard == [], f"after {death} deaths"
+        world.look(100)
+        world.hosts.ask("only", {}, False, answers.append)
+        world.child().on_message({"answer": f"request-{death}", "error": [400, "no such thing", None]})
+        world.child().end()
+    assert [answer.error and answer.error.status for answer in answers] == [400] * MOST_DEATHS
+    assert world.heard == [Broken("batch", "its process was killed by signal 9")]
+
+
 def test_a_model_that_dies_for_weeks_keeps_its_pauses_and_gives_up_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Hosts("only")
     monkeypatch.setattr(model_hosts.time, "monotonic", lambda: world.now)
