@@ -54,7 +54,8 @@ def nanoseconds_with_work(threads: Iterable[threading.Thread]) -> int:
     """For how long the threads have had a core, or waited for one."""
     total = 0
     for thread in threads:
-        with suppress(FileNotFoundError):
+        # A thread may end at any time: before its file is opened, or before it is read.
+        with suppress(FileNotFoundError, ProcessLookupError):
             ran, waited, _ = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
             total += int(ran) + int(waited)
     return total
