@@ -203,6 +203,13 @@ KINDS: dict[str, dict[str, Any]] = {
         | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
         _QWEN_VISION,
     ),
+    "qwen4_exp": _multimodal(
+        _DELTA
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+        | {"hc_lowrank": 16, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 512}
+        | {"indexer_compress_ratio": 16},
+        _QWEN_VISION,
+    ),
     "qwen3_vl": _qwen(mrope_interleaved=True),
     "qwen3_vl_moe": _qwen(
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}, mrope_interleaved=True

@@ -305,11 +305,15 @@ def sizes_of(name: str) -> dict[str, Any]:
     if kind == "mamba2":
         found |= {"hidden_size": 128, "num_heads": 16, "expand": 4}
     if kind == "bailing_hybrid":
-        # Gates are rows, eight in a word. With the usual 1e-6, the norm of a head whose output nearly vanishes multiplies
-        # roundings by hundreds, in transformers as here: both are then up to 1e-5 from what float64 gives, now up to 3e-6.
-        found |= {"num_attention_heads": 8, "num_key_value_heads": 8, "rms_norm_eps": 1e-4}
+        # Gates are rows, and sixteen zero points two words, since the library cannot unpack one. With the usual 1e-6, the
+        # norm of a head whose output nearly vanishes multiplies roundings by hundreds, in transformers as here: both are
+        # then up to 1e-5 from what float64 gives, now up to 3e-6.
+        found |= {"num_attention_heads": 16, "num_key_value_heads": 16, "rms_norm_eps": 1e-4}
     if "index_topk" in settings:
         found["index_n_heads"] = 16  # eight zero points are one word, which the library cannot unpack
+    if kind == "qwen4_exp_text":
+        # The rows that give a weight for each stream, and those of an indexer, fill words.
+        found |= {"hc_count": 8, "hc_lowrank": 64, "indexer_head_dim": 32}
     if kind == "minimax_m3_vl_text":
         found |= {"dense_intermediate_size": 64, "rotary_dim": 16, "index_head_dim": 32}
     if "mamba_dt_rank" in settings:

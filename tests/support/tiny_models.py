@@ -125,6 +125,14 @@ MROPE = {
     "mrope_interleaved": True,
 }
 
+QSA = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 24,
+    "indexer_budget": 128,
+    "indexer_compress_ratio": 8,
+}
+
 # The last three layers use the keys and values of the second and the third layer.
 GEMMA4 = LLAMA | {
     "num_hidden_layers": 6,
@@ -700,6 +708,23 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 5, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
         | {"rope_parameters": MROPE},
     ),
+    "qwen4-exp-plain": (
+        "qwen4_exp_text",
+        MIXTURE
+        | DELTA
+        | QSA
+        | {"num_experts": 5, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "norm_topk_prob": False}
+        | {"rope_parameters": MROPE, "tie_word_embeddings": True, "hc_lowrank": 20, "hc_count": 3},
+    ),
+    "qwen4-exp": (
+        "qwen4_exp_text",
+        MIXTURE
+        | DELTA
+        | QSA
+        | {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
+        | {"rope_parameters": MROPE, "hc_lowrank": 40, "output_gate_type": "sigmoid", "attention_bias": True}
+        | {"layer_types": ["linear_attention", "full_attention"] * 2},
+    ),
     "olmoe": ("olmoe", MIXTURE | {"num_experts": 9, "num_experts_per_tok": 4, "intermediate_size": 40}),
     "gpt-oss": (
         "gpt_oss",
@@ -1205,7 +1230,7 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             if of_router or "norm" in parameter_name or ".ln_" in parameter_name:
                 # Gemma's norms multiply by 1 + w, and so do norms of families with delta nets, except the delta net's own.
                 centred = (
-                    kind.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5", "minimax_m3"))
+                    kind.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5", "qwen4_exp", "minimax_m3"))
                     and not kind.startswith(("gemma3n", "gemma4", "nemotron_h"))
                     and "linear_attn" not in parameter_name
                 )

@@ -569,6 +569,22 @@ def test_what_glm_5_3_does_not_do_is_refused(change: dict[str, Any], sentence: s
         build_program(said_by_transformers("glm5-next") | change, Format.BF16)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"max_position_embeddings": 129}, 'where a token sees 128 of them ."indexer_budget"'),
+        ({"indexer_budget": None}, 'has no "indexer_budget"'),
+        ({"ple_layer_ids": [1], "eos_token_id": 2}, r'does not know "ple_layer_ids": \[1\] .embeddings of n-grams.'),
+        ({"hidden_act": "gelu"}, 'does not know "hidden_act": .gelu.'),
+        ({"output_gate_type": "gelu"}, 'does not know "output_gate_type": .gelu.'),
+        ({"layer_types": ["sliding_attention"] * 4}, 'cannot follow "layer_types"'),
+    ],
+)
+def test_what_qwen4_exp_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("qwen4-exp") | change, Format.BF16)
+
+
 @pytest.mark.parametrize("seen", [7, 8])
 def test_minimax_m3_by_the_names_of_its_makers(seen: int, tmp_path: Path) -> None:
     """Rows of 128 tokens, of which a token sees 7 or 8 blocks of 16; their experts are one by one, gate and up apart."""

@@ -235,6 +235,8 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         return common | sizes | dict(num_key_value_heads=kv_heads, head_dim=head_size)
     if kind == "minimax_m3_vl_text":
         common |= {"rotary_dim": head_size // 2, "index_head_dim": head_size, "index_n_heads": kv_heads}
+    if kind == "qwen4_exp_text":
+        common |= {"indexer_head_dim": head_size}
     if kind.startswith("gemma4"):
         common |= {"global_head_dim": int(random.choice([8, 40, 64])), "num_global_key_value_heads": kv_heads}
     # Helium's and BitNet's heads share out the width. Gemma 4 rounds more often in a layer, and narrow ones average less.

@@ -74,6 +74,7 @@ MULTIMODAL = {
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen4_exp": "qwen4_exp_text",
     "smolvlm": "llama",
     "video_llama_3": "qwen2",
     "video_llava": "llama",
@@ -150,6 +151,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "qwen3": (151936, 4096, 22016, 32, 32, 32, 32768),
         "qwen3_5_moe_text": (248320, 2048, None, 40, 16, 2, 32768),
         "qwen3_5_text": (248320, 4096, 12288, 32, 16, 4, 32768),
+        "qwen4_exp_text": (248320, 2048, None, 40, 16, 2, 32768),
         "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16, 16, 128000),
         "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128000),
     }.items()
@@ -205,7 +207,7 @@ PREFIXES = (
     ("thinker.lm_head.", "lm_head."),
 )
 # Models whose LM head is not tied by default.
-UNTIED = ("apertus1p5", "aria", "glm5_next", "hy_v4_vl", "llama4", "minimax_m3_vl", "mllama", "muse_glimmer")
+UNTIED = ("apertus1p5", "aria", "glm5_next", "hy_v4_vl", "llama4", "minimax_m3_vl", "mllama", "muse_glimmer", "qwen4_exp")
 # Models whose language model is the part that thinks, beside parts that talk.
 OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
 THINKER = "thinker."

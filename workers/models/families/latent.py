@@ -274,12 +274,12 @@ def _of_short_rows(
     return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), mixer=mixture(sizes, experts)))
 
 
-def check_rows(config: Config, sizes: Sizes) -> None:
+def check_rows(config: Config, sizes: Sizes, key: str = "index_topk", usual: int | None = 2048) -> None:
     """Refuse rows that may be so long that an indexer would not choose all earlier tokens."""
-    seen = config.size("index_topk", 2048)
+    seen = config.size(key, usual)
     if sizes.context > seen:
         raise config.unknown(
-            f'rows of up to {sizes.context} tokens where a token sees {seen} of them ("index_topk"); it runs rows of up to '
+            f'rows of up to {sizes.context} tokens where a token sees {seen} of them ("{key}"); it runs rows of up to '
             f'{seen}: write "max_position_embeddings": {seen} for those',
             hf="does",
         )

@@ -35,7 +35,8 @@ OF_LARA = (DELTA_NET, SLIDING, DELTA_NET, FULL, SLIDING)
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
     """``fused``: one matrix has the rows of q, k, v and z of one key head, then those of the next; ``fused_gates``: another
-    has those of b and a likewise. ``joined``: one matrix has all rows of q, then those of k, v, z, b and a."""
+    has those of b and a likewise. ``joined``: one matrix has all rows of q, then those of k, v, z, b and a.
+    ``output_gate``: the function of z by which the output is multiplied."""
 
     heads: int
     kv_heads: int
@@ -45,6 +46,7 @@ class DeltaNet:
     fused: bool = False
     fused_gates: bool = False
     joined: bool = False
+    output_gate: Activation = Activation.SILU
 
 
 def qwen3_next(config: Config, begin: Begin) -> Program:
@@ -75,7 +77,7 @@ def lara_mini(config: Config, begin: Begin) -> Program:
     sizes = read_sizes(config, kv_heads=4, head_size=128, layers=34, ffn=shared)  # every layer is a mixture
     for key, always in (("hidden_act", "silu"), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         config.only(key, always)
-    net = replace(_read_net(config, heads=16, kv_heads=8), joined=True)
+    net = replace(read_net(config, heads=16, kv_heads=8), joined=True)
     experts = replace(
         qwen_experts(config, 128, 4, 512, shared, normalised=True),
         shared=Shared(shared, "mlp.shared_expert."),
@@ -96,13 +98,13 @@ def lara_mini(config: Config, begin: Begin) -> Program:
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         if types[layer] == DELTA_NET:
-            return _delta_net(builder, h, Linear(f"model.layers.{layer}.linear_attn."), net, sizes.epsilon, residual)
+            return gated_delta_net(builder, h, Linear(f"model.layers.{layer}.linear_attn."), net, sizes.epsilon, residual)
         return plain(builder, h, layer, residual)
 
     return decoder(config, begin, sizes, replace(style, attention=attention))
 
 
-def _read_net(config: Config, *, heads: int = 32, kv_heads: int = 16) -> DeltaNet:
+def read_net(config: Config, *, heads: int = 32, kv_heads: int = 16) -> DeltaNet:
     return DeltaNet(
         heads=config.size("linear_num_value_heads", heads),
         kv_heads=config.size("linear_num_key_heads", kv_heads),
@@ -114,7 +116,7 @@ def _read_net(config: Config, *, heads: int = 32, kv_heads: int = 16) -> DeltaNe
 
 def _style(config: Config, sizes: Sizes, fused: bool, mixer: Mixer | None) -> Style:
     # In GGUF files q, k, v and z are separate; b and a are fused there, too.
-    net = replace(_read_net(config), fused=fused and config.flag("fused_projections", True), fused_gates=fused)
+    net = replace(read_net(config), fused=fused and config.flag("fused_projections", True), fused_gates=fused)
     # Keys in published configurations of Qwen3.5: some with the only supported values, one of multi-token prediction.
     for key, always in (("hidden_act", "silu"), ("attn_output_gate", True), ("output_gate_type", "swish")):
         config.only(key, always)
@@ -129,8 +131,8 @@ def _style(config: Config, sizes: Sizes, fused: bool, mixer: Mixer | None) -> St
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         block = f"model.layers.{layer}."
         if types[layer] == DELTA_NET:
-            return _delta_net(builder, h, Linear(f"{block}linear_attn."), net, sizes.epsilon, residual)
-        return _attention(builder, h, Linear(f"{block}self_attn."), sizes, rope, bias, residual)
+            return gated_delta_net(builder, h, Linear(f"{block}linear_attn."), net, sizes.epsilon, residual)
+        return gated_attention(builder, h, Linear(f"{block}self_attn."), sizes, rope, bias, residual)
 
     return Style(plus=1.0, attention=attention, mixer=mixer)
 
@@ -149,7 +151,9 @@ def _rows(heads: int, parts: Sequence[int], part: int) -> tuple[tuple[int, int],
     return tuple((head * width + before, head * width + before + parts[part]) for head in range(heads))
 
 
-def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, epsilon: float, residual: Slice | None) -> Slice:
+def gated_delta_net(
+    builder: Builder, h: Slice, names: Linear, net: DeltaNet, epsilon: float, residual: Slice | None
+) -> Slice:
     hidden, group = h.width, net.heads // net.kv_heads
     key_width, value_width = net.kv_heads * net.key_size, net.heads * net.value_size
     mixed_width = 2 * key_width + value_width
@@ -186,11 +190,11 @@ def _delta_net(builder: Builder, h: Slice, names: Linear, net: DeltaNet, epsilon
         kv_heads=net.kv_heads,
     )
     builder.head_norm(y, names.vector("norm", net.value_size), heads=net.heads, epsilon=epsilon)
-    y = builder.gate(y, z, activation=Activation.SILU)
+    y = builder.gate(y, z, activation=net.output_gate)
     return builder.linear(y, [names.weight("out_proj", hidden, value_width)], residual=residual)
 
 
-def _attention(
+def gated_attention(
     builder: Builder, h: Slice, names: Linear, sizes: Sizes, rope: Rope, bias: bool, residual: Slice | None
 ) -> Slice:
     heads, kv_heads, size = sizes.heads, sizes.kv_heads, sizes.head_size

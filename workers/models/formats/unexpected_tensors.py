@@ -61,14 +61,19 @@ def of_shared_keys(name: str, values: Mapping[str, Any]) -> bool:
     return layers - shared <= int(found[1] or found[2]) < layers
 
 
+WITH_INDEXERS = (
+    *("axk2", "deepseek_v32", "glm5_next_text", "glm_moe_dsa", "hy_v4", "hy_v4_vl_text", "minimax_m3_vl_text"),
+    "qwen4_exp_text",
+)
+
+
 def of_indexers(name: str, values: Mapping[str, Any]) -> bool:
     """Whether the tensor is of an indexer of sparse attention (DeepSeek V3.2, GLM-5, A.X-K2, Hy4, MiniMax M3), which
     chooses the tokens that a token attends to. Rows here are so short that it would choose all tokens."""
     kind = values.get("model_type")
     if kind == "minimax_m3_vl_text" and ".self_attn.index_" in name:  # by the names of its makers
         return True
-    kinds = ("axk2", "deepseek_v32", "glm5_next_text", "glm_moe_dsa", "hy_v4", "hy_v4_vl_text", "minimax_m3_vl_text")
-    return kind in kinds and ".self_attn.indexer." in name
+    return kind in WITH_INDEXERS and ".self_attn.indexer." in name
 
 
 OF_PICTURES = re.compile(r"model\.layers\.\d+\.mlp\.(?:experts\.(\d+)\..+|gate\.weight_1)")
