@@ -13,7 +13,9 @@ from outrider.workers.errors import UsageError
 def check_file(option: str, path: Path) -> None:
     """Refuse a file that cannot be opened for writing, and "-"; an existing file keeps its content."""
     if str(path) == "-":
-        raise UsageError(f"{option}: give the name of a file; standard output has the tables (a file called - is ./-)")
+        raise UsageError(
+            f"{option}: give the name of a file; - is not standard output here (a file called - is named by its whole path)"
+        )
     was_there = os.path.lexists(path)
     try:
         path.open("ab").close()

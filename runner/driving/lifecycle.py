@@ -194,7 +194,8 @@ class Lifecycle:
 
     def _start(self, replica: int, now: float) -> list[Instruction]:
         self._enter(replica, Starting(now))
-        self._replicas[replica].draft_due = None
+        # A draft is started with the target; the one before it may have been up for long.
+        self._replicas[replica].draft_due = self._replicas[replica].draft_up_since = None
         return [Start(replica)]
 
     def _target_is_up(self, replica: int) -> list[Instruction]:
@@ -273,7 +274,7 @@ class Lifecycle:
         if state.draft_deaths < MOST_DRAFT_DEATHS:
             return [recorded, StartDraft(replica)]
         state.draft_due = now + DRAFT_PAUSE_SECONDS
-        without = f"replica {replica} goes on without a draft, which died {MOST_DRAFT_DEATHS} times: {failure.reason}"
+        without = f"replica {replica} goes on without a draft, which died {state.draft_deaths} times: {failure.reason}"
         return [recorded, Note(without)]
 
     def _await_draft_cores(self, replica: int, held: LeaseError, now: float) -> list[Instruction]:

@@ -5,6 +5,7 @@ Ray's servers listen on every interface, and without a token anybody who reaches
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -16,6 +17,8 @@ from pathlib import Path
 from outrider.workers.errors import JobError, UsageError
 
 PROBE_SECONDS = 60.0
+# What a file system without hard links (vfat, many of FUSE) answers to one.
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 OPEN, WANTS_TOKEN = 0, 3
 # Run without a token in another process, since Ray reads its settings once per process.
 PROBE = f"""
@@ -66,9 +69,18 @@ def _write_token(path: Path) -> None:
         if path.exists():  # without a token, as a full disk or a kill leaves it
             whole.replace(path)
         else:
-            os.link(whole, path)
+            _link(whole, path)
     finally:
         whole.unlink(missing_ok=True)
+
+
+def _link(whole: Path, path: Path) -> None:
+    try:
+        os.link(whole, path)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        whole.replace(path)
 
 
 def has_token(path: Path) -> bool:

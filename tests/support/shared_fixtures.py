@@ -50,15 +50,15 @@ def logs_as_before() -> Iterator[None]:
     assert before == OURS.level, "this test leaves the level of outrider's logger changed: use caplog.set_level"
 
 
-def nanoseconds_with_work(threads: Iterable[threading.Thread]) -> int:
-    """For how long the threads have had a core, or waited for one."""
-    total = 0
+def nanoseconds_with_work(threads: Iterable[threading.Thread]) -> dict[threading.Thread, int]:
+    """For how long each thread has had a core, or waited for one."""
+    found = {}
     for thread in threads:
         # A thread may end at any time: before its file is opened, or before it is read.
         with suppress(FileNotFoundError, ProcessLookupError):
             ran, waited, _ = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
-            total += int(ran) + int(waited)
-    return total
+            found[thread] = int(ran) + int(waited)
+    return found
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,6 +71,8 @@ def leaves_no_busy_thread() -> Iterator[None]:
             return
         began = nanoseconds_with_work(left)
         time.sleep(SECONDS_BETWEEN_LOOKS)
-        if nanoseconds_with_work(left) - began < SECONDS_BETWEEN_LOOKS * 1e9 / 2:
+        # Without those that have ended meanwhile, which would make up for those at work.
+        worked = sum(spent - began[thread] for thread, spent in nanoseconds_with_work(began).items())
+        if worked < SECONDS_BETWEEN_LOOKS * 1e9 / 2:
             return
     pytest.fail(f"threads of this file are at work after its last test: {sorted(thread.name for thread in left)}")

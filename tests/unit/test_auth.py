@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -112,6 +113,16 @@ def test_a_token_that_another_process_makes_meanwhile_is_kept(home: Path, monkey
     monkeypatch.setattr(auth.os, "link", late)
     path, new = auth.make_token()
     assert (path.read_text(), new) == ("theirs", False)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_token_is_made_where_there_are_no_hard_links(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(source: Path, path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(auth.os, "link", refused)
+    path, new = auth.make_token()
+    assert (len(path.read_text()), new, mode(path)) == (64, True, 0o600)
     assert list(path.parent.iterdir()) == [path]
 
 

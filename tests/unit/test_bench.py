@@ -29,6 +29,7 @@ from outrider.runner.options.bench import BenchSpec
 from outrider.runner.options.job import JobSpec
 from outrider.runner.planning.replica_memory import ProcessMemory, ReplicaMemory
 from outrider.runner.quality import quantize as quantize_module
+from outrider.runner.writable import check_file
 from outrider.workers.errors import JobError, LeaseError, UsageError
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.hub_names import hub_id
@@ -205,10 +206,18 @@ def test_files_that_cannot_be_written_are_found_out_first(tmp_path: Path) -> Non
         (BenchSpec(json_file=tmp_path / "no" / "a.json"), "--json: .*a.json cannot be written: No such file"),
         (BenchSpec(json_file=Path("/proc/a.json")), "--json: /proc/a.json cannot be written"),
         (BenchSpec(plot=tmp_path), "--plot: .* cannot be written: Is a directory"),
-        (BenchSpec(json_file=Path("-")), "^--json: give the name of a file; standard output has the tables"),
+        (BenchSpec(json_file=Path("-")), "^--json: give the name of a file; - is not standard output"),
     ):
         with pytest.raises(UsageError, match=message):
             bench_module.bench(spec)
+
+
+def test_a_file_called_minus_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("-", "./-"):
+        with pytest.raises(UsageError, match=r"^--trace: give the name of a file; .*is named by its whole path"):
+            check_file("--trace", Path(name))
+    check_file("--trace", tmp_path / "-")
 
 
 def test_figures_and_chart_are_two_files(tmp_path: Path) -> None:

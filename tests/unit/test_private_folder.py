@@ -141,6 +141,15 @@ def test_a_root_that_is_full_is_passed_over(short: Path, monkeypatch: pytest.Mon
         pass
 
 
+def test_a_root_that_does_not_tell_its_size_is_used(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ramfs."""
+    silent = shutil.disk_usage(short)._replace(total=0, used=0, free=0)
+    monkeypatch.setattr(private_folder.shutil, "disk_usage", lambda _: silent)
+    monkeypatch.setattr(private_folder, "roots", lambda: [short])
+    with held_folder(BENEATH) as folder:
+        assert folder.parent == short / OWN
+
+
 @pytest.mark.parametrize("name", ["Bob's", "a\\b", os.fsdecode(b"m\xe4")])
 def test_a_root_whose_path_ray_misreads_is_passed_over(name: str, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's servers did not come up there, three times over half a minute."""

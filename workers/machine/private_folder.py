@@ -159,8 +159,10 @@ def _check_tools(base: Path, beneath: int) -> None:
         # On a read-only file system there is nothing to remove, and trying is an error.
         with suppress(OSError):
             (base / name).unlink()
-    if (free := shutil.disk_usage(base).free) < LEAST_FREE_BYTES:
-        raise Unfit(f"{base} has only {free >> 10:,} KiB free")
+    space = shutil.disk_usage(base)
+    # Some file systems (ramfs) do not tell: a size of 0.
+    if space.total and space.free < LEAST_FREE_BYTES:
+        raise Unfit(f"{base} has only {space.free >> 10:,} KiB free")
     lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
