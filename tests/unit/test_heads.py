@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,12 @@ from family_texts import one_thread
 from native_models import open_native, save_tiny
 from numpy.typing import NDArray
 from safetensors.torch import load, save_file
-from tiny_models import LLAMA
+from tiny_models import LLAMA, MIXTURES, TINY, tiny_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.kernels.library import KernelError
 from outrider.kernels.native import NativeDecodeFeed, NativeFeed, NativeStopRule
-from outrider.kernels.program import Format
+from outrider.kernels.program import RECURRENT, Format
 from outrider.workers.build import Draft, Target, build_draft, build_target
 from outrider.workers.draft.head import HeadDrafter
 from outrider.workers.draft.transport import DraftFailed
@@ -398,6 +399,22 @@ def test_a_layer_that_is_not_known_is_refused_by_name(
         assert sentence in refused(target, head)
     else:
         assert sentence in str(native_supports(str(head)))
+
+
+def test_the_page_names_the_families_that_return_no_states() -> None:
+    """But for models with recurrent layers, and for long rope by a row's length, which it names as such."""
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    [named] = re.findall(r"to return the hidden states between its layers\.(.*?)\n\n", text, re.S)
+    without = set()
+    for kind, name in {kind: name for name, (kind, _) in (TINY | MIXTURES).items()}.items():
+        values = json.loads(tiny_config(name).to_json_string())
+        if not any(op.kind in RECURRENT for op in build_program(values, Format.BF16).ops):
+            try:
+                build_program(values, Format.BF16, states=(1,))
+            except ModelError as error:
+                if "how long a row is" not in str(error):
+                    without.add(kind)
+    assert set(re.findall(r"`([^`]+)`", named)) == without
 
 
 def test_a_target_whose_states_are_not_to_be_had_is_refused(tmp_path: Path) -> None:
