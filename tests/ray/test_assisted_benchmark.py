@@ -163,6 +163,7 @@ def test_what_was_reached_of_the_speedup_by_curves(tmp_path: Path) -> None:
         ({"killed": 0, "deaths counted": 0}, False),
         ({"killed": 0, "resumed": True}, True),  # killed before the job went on
         ({"killed": 0, "deaths counted": 0, "resumed": True}, False),
+        ({"killed": 3, "resumed": True}, False),  # one went uncounted
     ],
 )
 def test_a_case_is_good_if_it_speculated_and_nothing_differs(change: dict[str, Any], good: bool) -> None:
