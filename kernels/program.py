@@ -385,37 +385,36 @@ class Program:
     def integer(self) -> bool:
         """Whether every matrix is of an integer format, so that results are the same on every instruction set.
 
-        Allowed besides are the fp32 matrices of routers and gates, and the fp32 or fp16 ones of HEADS: their products are
-        summed in the same order on every instruction set.
+        Allowed besides are the fp32 matrices of routers, of gates and of weights of streams, and the fp32 or fp16 ones of
+        HEADS: their products are summed in the same order on every instruction set.
         """
-        routers: set[int] = set()
+        gating: set[int] = set()
         heads: set[int] = set()
-        # The weight by which the content of each slice was computed.
-        made: dict[Slice, int] = {}
+        # The weights by which the content of each slice was computed.
+        made: dict[Slice, set[int]] = {}
         before: dict[int, set[int]] = {}
 
         def makers(part: Slice) -> set[int]:
-            return {weight for slice, weight in made.items() if slice.overlaps(part)}
+            return {weight for slice, weights in made.items() if slice.overlaps(part) for weight in weights}
 
         for op in self.ops:
             if op.kind in (Kind.LINEAR, Kind.CONNECT):
                 before[op.weight] = makers(op.input)
             if op.kind is Kind.ROUTE:
-                routers |= makers(op.input)
-            elif op.kind is Kind.GATE and op.key.width == 1:
-                routers |= makers(op.key)
+                gating |= makers(op.input)
             elif op.kind is Kind.HEADS:
                 heads |= set(range(op.weight, op.weight + op.heads))
-            elif op.kind is Kind.BLEND or op.kind in OUTER_PRODUCTS:
+            elif op.kind in (Kind.GATE, Kind.BLEND) or op.kind in OUTER_PRODUCTS:
                 # The weights of the coefficients or gates, and of the inputs from which these are computed.
-                coefficients = makers(op.key if op.kind is Kind.BLEND else op.residual)
-                routers |= coefficients.union(*(before.get(weight, ()) for weight in coefficients))
-            made = {slice: weight for slice, weight in made.items() if not slice.overlaps(op.output)}
-            made[op.output] = op.weight
+                coefficients = makers(op.residual if op.kind in OUTER_PRODUCTS else op.key)
+                gating |= coefficients.union(*(before.get(weight, ()) for weight in coefficients))
+            of_output = makers(op.input) if op.kind in (Kind.SELECT, Kind.SCALE) else {op.weight}
+            made = {slice: weights for slice, weights in made.items() if not slice.overlaps(op.output)}
+            made[op.output] = of_output
         return all(
             weight.table
             or weight.format.integer
-            or (weight.format is Format.FP32 and number in routers | heads)
+            or (weight.format is Format.FP32 and number in gating | heads)
             or (weight.format is Format.FP16 and number in heads)
             for number, weight in enumerate(self.weights)
         )

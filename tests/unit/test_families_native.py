@@ -13,6 +13,10 @@ from family_texts import difference, differences, one_thread, prompt
 from native_models import TOKENS, logits, open_native
 from tiny_models import MIXTURES, TINY, tiny_model
 
+from outrider.kernels import library
+from outrider.workers.engines.native import NativeEngine
+from outrider.workers.messages import ModelSpec
+from outrider.workers.models.opening import open_model
 from outrider.workers.models.probe import written_by_transformers
 
 # Relative to the largest logit. float32 differs by the order of its sums only.
@@ -37,6 +41,8 @@ QUICK = (
     "gemma4",
     "phi3-long",
 )
+# Gates with matrices behind one another, weights of streams that are read behind SELECT, and scaled steps of a scan.
+OF_FP32_GATES = ("axk2", "qwen4-exp", "falcon-h1")
 # Models of a family that are unlike its last one.
 ALSO = ("phi3", "gemma3", "gemma3n", "gemma4", "neox", "falcon-rw")
 
@@ -103,6 +109,24 @@ def test_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     found, proposed = differences(tmp_path, 3)
     assert not found, f"{name}: {'; '.join(found)}"
     assert proposed > 10
+
+
+@pytest.mark.parametrize("name", families(OF_FP32_GATES, dict.fromkeys([*OF_FP32_GATES, *one_of_each()])))
+def test_whole_numbers_give_the_same_bits_on_every_instruction_set(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routers, gates and weights of streams, which are in fp32, included; so hosts of several kinds may share a job."""
+    tiny_model(name, 1).save_pretrained(tmp_path)
+    found = {}
+    for isa in library.available_instruction_sets():
+        monkeypatch.setenv("OUTRIDER_ISA", isa)
+        opened = open_model(ModelSpec(str(tmp_path), "native", "w4a8", threads=1))
+        assert isinstance(opened.engine, NativeEngine)
+        assert "instruction_set" not in opened.numeric_path
+        found[isa] = logits(opened.engine)
+    first = next(iter(found.values()))
+    for isa, others in found.items():
+        np.testing.assert_array_equal(others.view(np.int32), first.view(np.int32), isa)
 
 
 @pytest.mark.one_in(3)
