@@ -10,7 +10,7 @@
 namespace outrider {
 namespace {
 
-bool is_vector(const outrider_weight &weight, int width) {
+bool is_vector(const outrider_weight &weight, int64_t width) {
   return weight.table && weight.format == OUTRIDER_FP32 && weight.rows == 1 && weight.columns >= width;
 }
 
@@ -461,15 +461,16 @@ int32_t OpCheck::taps() const {
 }
 
 void OpCheck::recurrence() {
-  const int numbers = op.kind == OUTRIDER_SCAN ? 2 : 1;  // for each head: A_log, and for a scan D
-  const int decays = op.heads * (decays_by_row(op) ? op.head_size : 1);
+  const int64_t numbers = op.kind == OUTRIDER_SCAN ? 2 : 1;  // for each head: A_log, and for a scan D
+  const int64_t decays = int64_t{op.heads} * (decays_by_row(op) ? op.head_size : 1);
   refuse(op.heads < 1 || op.kv_heads < 1 || op.heads % op.kv_heads || op.head_size < 1,
          "heads with a state must be a multiple of the key heads");
   refuse(op.window && (op.kind == OUTRIDER_SCAN || op.window != 1 || !(op.cap > 0.0f)),
          "only the decays of a delta rule have a bound, which is greater than 0");
   if (scans_by_column(op))
-    refuse(!weight || !bias || !is_table(*weight, op.out.width, op.head_size) || !is_vector(*bias, 2 * op.out.width),
-           "rates are an fp32 table, with a row for each column; biases and factors an fp32 vector");
+    refuse(
+        !weight || !bias || !is_table(*weight, op.out.width, op.head_size) || !is_vector(*bias, int64_t{2} * op.out.width),
+        "rates are an fp32 table, with a row for each column; biases and factors an fp32 vector");
   else
     refuse(!weight || !bias || !is_vector(*weight, numbers * op.heads) || !is_vector(*bias, decays),
            "decays are fp32 vectors, one number a head");

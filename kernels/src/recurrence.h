@@ -36,7 +36,9 @@ constexpr int32_t kMostHeadParts = 16;
 inline bool has_matrices(const outrider_op &op) { return op.kind == OUTRIDER_DELTA || op.kind == OUTRIDER_SCAN; }
 
 // Whether a delta rule has a decay for each row of a state, not one for each head.
-inline bool decays_by_row(const outrider_op &op) { return op.kind == OUTRIDER_DELTA && op.residual.width != 2 * op.heads; }
+inline bool decays_by_row(const outrider_op &op) {
+  return op.kind == OUTRIDER_DELTA && op.residual.width != int64_t{2} * op.heads;
+}
 
 // Whether a scan has a step for each column of a state and a decay for each of its elements (Mamba 1), not one for each head.
 inline bool scans_by_column(const outrider_op &op) { return op.kind == OUTRIDER_SCAN && op.residual.width == op.out.width; }

@@ -271,6 +271,7 @@ def test_programs_that_make_no_sense_are_refused() -> None:
     for changed, sentence in [
         (replace(op, kv_heads=3), "heads with a state must be a multiple of the key heads"),
         (replace(op, bias=-1), "decays are fp32 vectors, one number a head"),
+        (replace(op, heads=1 << 16, kv_heads=1 << 16, head_size=1 << 16), "decays are fp32 vectors, one number a head"),
         (replace(op, head_size=10), "queries has 40 columns instead of 20"),
         (replace(op, output=replace(op.output, width=160, offset=8)), "values of a multiple of 16 columns"),
         (replace(op, output=replace(op.value)), "an operation with a state cannot write into what it reads"),
