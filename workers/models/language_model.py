@@ -214,7 +214,7 @@ THINKER = "thinker."
 # How many tokens the table of Llama 3.2 Vision has beside those of its head: the picture's, and room for others.
 BESIDE_HEAD = 8
 NOT_LANGUAGE = (
-    *("vision_tokenizer.", "audio_tokenizer.", "vit."),
+    *("vision_tokenizer.", "audio_tokenizer."),
     *("visual.", "vision_tower.", "vision_model.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."),
     *("multi_modal_projector.", "patch_merge_mlp.", "mm_projector.", "connector.", "image_newline"),
     *("aligner.", "projector.", "visual_embeddings_table.", "vision_projector.", "vision_adapter.", "vision_projection."),
