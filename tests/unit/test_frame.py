@@ -342,9 +342,14 @@ def test_the_header_and_the_binding_agree() -> None:
     assert f"#define OUTRIDER_ABI {library.ABI_VERSION}\n" in header
 
 
+def sources_of_kernels() -> list[Path]:
+    """All that a compiler reads, and CMake's lists."""
+    return [path for path in (ROOT / "kernels").rglob("*") if path.suffix in (".cpp", ".h", ".inc", ".txt")]
+
+
 def objects_built_here() -> Path | None:
     """Where this checkout's own build has the objects of the kernels, if they are newer than all their sources."""
-    newest = max(path.stat().st_mtime for path in (ROOT / "kernels").rglob("*") if path.is_file())
+    newest = max(path.stat().st_mtime for path in sources_of_kernels())
     sources = ROOT / "kernels" / "src"
     names = {f"{path.relative_to(sources)}.o" for path in sources.rglob("*.cpp")}
     for folder in ROOT.glob("build/py3-none-*/kernels/CMakeFiles/outrider_kernels.dir/src"):
@@ -390,7 +395,7 @@ def test_wheel_and_sdist_build_and_the_wheel_works_elsewhere(tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (plain,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     # Else what was built here of these would show nothing of the sdist.
-    sources = [path for path in (ROOT / "kernels").rglob("*") if path.suffix in (".cpp", ".h", ".inc", ".txt")]
+    sources = sources_of_kernels()
     assert len(sources) > 50
     packed = files_in(sdist)
     changed = [name for path in sources if packed.get(name := str(path.relative_to(ROOT))) != path.read_bytes()]
