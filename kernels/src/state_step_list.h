@@ -25,7 +25,7 @@ class StateStepList {
     updates_[first_ + pending_++] = update;
   }
 
-  // Reads the state for a candidate in place of the token that comes next.
+  // Reads the state for a candidate in place of the next token.
   void read(const StateStep &candidate) {
     if (add(candidate).to == state_) begin_at_state();
   }
@@ -52,7 +52,7 @@ class StateStepList {
   }
 
  private:
-  // Of 64 tokens keys and queries fill a sixteenth of the second cache.
+  // Keys and queries of 64 tokens take 64 KB where a head has 128 rows, so that they stay in the second cache.
   static constexpr int32_t kTogether = 64;
 
   StateStep &add(const StateStep &step) {

@@ -43,6 +43,15 @@ _QWEN_VISION: dict[str, Any] = {
     "deepstack_visual_indexes": [0],
     "num_position_embeddings": 16,
 }
+_LATENT_MIXTURE: dict[str, Any] = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "mlp_layer_types": ["dense", "sparse"],
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+}
 _GLM: dict[str, Any] = {
     "rope_parameters": {
         "rope_type": "default",
@@ -244,13 +253,8 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "glm_ocr": _multimodal(_GLM, _GLM_VISION | {"intermediate_size": 48}),
     "glm5_next": _multimodal(
-        {
-            "n_routed_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "mlp_layer_types": ["dense", "sparse"],
-        }
-        | {"q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 0, "v_head_dim": 16}
+        _LATENT_MIXTURE
+        | {"qk_rope_head_dim": 0, "v_head_dim": 16}
         | {"linear_num_heads": 2, "linear_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}
         | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 512, "pad_token_id": 0, "num_key_value_heads": 4},
         _QWEN_VISION,
@@ -269,13 +273,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "has_lora_adapter": False,
     },
     "hy_v4_vl": _multimodal(
-        {
-            "n_routed_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "mlp_layer_types": ["dense", "sparse"],
-        }
-        | {"q_lora_rank": 40, "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+        _LATENT_MIXTURE
+        | {"qk_rope_head_dim": 8, "v_head_dim": 16}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}, "rms_norm_eps": 0.01}
         | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 512, "indexer_types": ["full", "shared"]}
         | {"pad_token_id": 0},

@@ -6,39 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from family_texts import one_thread
-from native_models import TOKENS
-from tiny_models import tiny_config, tiny_model
+from handed_states import check_states
+from tiny_models import tiny_config
 
-from outrider.kernels import packing
-from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Format, Kind
-from outrider.workers.engines.native import NativeEngine
 from outrider.workers.errors import ModelError
-from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.families import build_program
-from outrider.workers.models.opening import open_model
 
 
 @one_thread()
-@torch.no_grad()
 def test_a_head_reads_the_residual_as_it_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program keeps the undivided sum."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    model, layers = tiny_model("beam"), (0, 1, 4)
-    model.save_pretrained(tmp_path)
-    states = model(input_ids=torch.tensor([TOKENS]), use_cache=False, output_hidden_states=True).hidden_states
-    wanted = torch.cat([states[layer][0] for layer in layers], dim=1).numpy()
-    opened = open_model(ModelSpec(str(tmp_path), "native", "fp32", threads=1, states=layers)).engine
-    assert isinstance(opened, NativeEngine)
-    row = opened.model.open(Sampling(), len(TOKENS))
-    [answer] = opened.model.forward([NativeFeed(row, TOKENS, states=True)])
-    assert answer.states is not None
-    # They cross as bf16.
-    np.testing.assert_allclose(packing.from_bf16(answer.states), wanted, rtol=2**-8, atol=1e-4)
+    check_states("beam", (0, 1, 4), tmp_path)
 
 
 def values(**changes: Any) -> dict[str, Any]:

@@ -5,23 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from family_texts import one_thread
-from native_models import TOKENS, pass_over_unused_keys
+from handed_states import check_states
+from native_models import pass_over_unused_keys
 from quantised_models import rewritten
-from tiny_models import GEMMA4, tiny_model
+from tiny_models import GEMMA4
 
-from outrider.kernels import packing
-from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Format, Kind, Program
-from outrider.workers.engines.native import NativeEngine
 from outrider.workers.errors import ModelError
-from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.families import build_program
-from outrider.workers.models.opening import open_model
 from outrider.workers.precisions import PRECISIONS
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -119,20 +114,9 @@ def test_rope_of_that_type_is_of_this_family_alone() -> None:
 
 
 @one_thread()
-@torch.no_grad()
 def test_inputs_of_layers_that_a_prompt_spares_are_handed_out_all_the_same(tmp_path: Path) -> None:
     """To a head, which wants those of every token."""
-    model, layers = tiny_model("gemma4"), (1, 3, 5)
-    model.save_pretrained(tmp_path)
-    states = model(input_ids=torch.tensor([TOKENS]), use_cache=False, output_hidden_states=True).hidden_states
-    wanted = torch.cat([states[layer][0] for layer in layers], dim=1).numpy()
-    opened = open_model(ModelSpec(str(tmp_path), "native", "fp32", threads=1, states=layers)).engine
-    assert isinstance(opened, NativeEngine)
-    row = opened.model.open(Sampling(), len(TOKENS))
-    [answer] = opened.model.forward([NativeFeed(row, TOKENS, states=True)])
-    assert answer.states is not None
-    # They cross as bf16.
-    np.testing.assert_allclose(packing.from_bf16(answer.states), wanted, rtol=2**-8, atol=1e-4)
+    check_states("gemma4", (1, 3, 5), tmp_path)
 
 
 def test_keys_and_values_of_layers_that_have_none_are_passed_over(tmp_path: Path) -> None:

@@ -202,6 +202,20 @@ def deepseek_experts(
     return Experts(count, chosen, width, function, router(count, chosen), shared=beside, sparse=sparse)
 
 
+def listed_experts(
+    config: Config, layers: int, *, dense: int, count: int, chosen: int, width: int, scale: float
+) -> Experts:
+    """DeepSeek V3's experts where "mlp_layer_types" lists the layers that have some: by default all but the first
+    ``dense``."""
+    if not config.get("mlp_layer_types"):
+        config.only("first_k_dense_replace", dense)
+    config.get("first_k_dense_replace")
+    sparse, router = sparse_layers(config, layers, dense), deepseek_router(config, scale=scale)
+    shared = config.size("n_shared_experts", 1)
+    count = config.size("n_routed_experts", config.get("num_local_experts", count))
+    return deepseek_experts(config, count, chosen, width, shared, router, sparse.__getitem__)
+
+
 # Keys of MiniMax-M2 with the only supported values.
 MINIMAX_ALWAYS = {
     "scoring_func": "sigmoid",

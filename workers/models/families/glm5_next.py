@@ -11,8 +11,8 @@ from outrider.kernels.builder import Builder
 from outrider.kernels.program import Program, Slice
 from outrider.workers.errors import ModelError
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.corrected_mixtures import deepseek_experts, deepseek_router
-from outrider.workers.models.families.experts import mixture, sparse_layers
+from outrider.workers.models.families.corrected_mixtures import listed_experts
+from outrider.workers.models.families.experts import mixture
 from outrider.workers.models.families.hyper_connections import Connections, connected_decoder, read_streams
 from outrider.workers.models.families.kimi_linear import DeltaNet, delta_net
 from outrider.workers.models.families.latent import check_experts, check_rows, latent_attention, read_latent
@@ -64,13 +64,7 @@ def glm5_next(config: Config, begin: Begin) -> Program:
     if not latent.query_rank:
         raise said.unknown('"q_lora_rank": null')
     full = latent_attention(sizes, replace(latent, epsilon=sizes.epsilon))
-    if not said.get("mlp_layer_types"):
-        said.only("first_k_dense_replace", 3)
-    said.get("first_k_dense_replace")
-    sparse, router = sparse_layers(said, sizes.layers, 3), deepseek_router(said, scale=2.5)
-    shared = said.size("n_shared_experts", 1)
-    count = said.size("n_routed_experts", said.get("num_local_experts", 288))
-    experts = deepseek_experts(said, count, 8, 2048, shared, router, sparse.__getitem__)
+    experts = listed_experts(said, sizes.layers, dense=3, count=288, chosen=8, width=2048, scale=2.5)
     mixer = mixture(sizes, replace(experts, clamp=said.positive("swiglu_limit", 10.0)))
     streams, epsilon = read_streams(said)
     rounds = said.size("hc_sinkhorn_iters", 20)

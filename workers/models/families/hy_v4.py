@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from outrider.kernels.program import Program
 from outrider.workers.models.configuration import Config
-from outrider.workers.models.families.corrected_mixtures import deepseek_experts, deepseek_router
-from outrider.workers.models.families.experts import mixture, sparse_layers
+from outrider.workers.models.families.corrected_mixtures import listed_experts
+from outrider.workers.models.families.experts import mixture
 from outrider.workers.models.families.hyper_connections import Connections, connected_decoder, read_streams
 from outrider.workers.models.families.latent import check_experts, check_rows, latent_attention, read_latent
 from outrider.workers.models.families.parts import Begin
@@ -44,13 +44,7 @@ def _hy_v4(
     for unused in UNUSED:
         said.get(unused)
     said.only("hidden_act", "silu")  # experts have it whatever it says
-    if not said.get("mlp_layer_types"):
-        said.only("first_k_dense_replace", 1)
-    said.get("first_k_dense_replace")
-    sparse, router = sparse_layers(said, sizes.layers, 1), deepseek_router(said, scale=2.827)
-    shared = said.size("n_shared_experts", 1)
-    count = said.size("n_routed_experts", said.get("num_local_experts", 256))
-    experts = deepseek_experts(said, count, 8, ffn[1], shared, router, sparse.__getitem__)
+    experts = listed_experts(said, sizes.layers, dense=1, count=256, chosen=8, width=ffn[1], scale=2.827)
     experts = replace(experts, clamp=said.positive("swiglu_limit", 10.0), clamps_beside=False)
     latent = read_latent(said, sizes, query_rank=query_rank, plain=192, value=256, halves=True)
     said.only("rope_interleave", larger)

@@ -20,6 +20,7 @@ from outrider.workers.models.families.corrected_mixtures import (
     check_sarvam,
     deepseek_experts,
     deepseek_router,
+    listed_experts,
 )
 from outrider.workers.models.families.experts import Router, groups_of, mixture, sparse_layers
 from outrider.workers.models.families.gemma import in_type_of_embeddings
@@ -235,13 +236,7 @@ def glm4_moe_lite(config: Config, begin: Begin) -> Program:
     sizes = _sizes(config, layers=47, ffn=10240, heads=20, epsilon=1e-5)
     check_experts(config, "sigmoid")
     config.only("topk_method", "noaux_tc")
-    if not config.get("mlp_layer_types"):
-        config.only("first_k_dense_replace", 1)
-    config.get("first_k_dense_replace")
-    sparse, router = sparse_layers(config, sizes.layers, 1), deepseek_router(config, scale=1.8)
-    shared = config.size("n_shared_experts", 1)
-    count = config.size("n_routed_experts", config.get("num_local_experts", 64))
-    experts = deepseek_experts(config, count, 4, 1536, shared, router, sparse.__getitem__)
+    experts = listed_experts(config, sizes.layers, dense=1, count=64, chosen=4, width=1536, scale=1.8)
     latent = read_latent(config, sizes, query_rank=768, plain=192, value=256)
     return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), mixer=mixture(sizes, experts)))
 
