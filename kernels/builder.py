@@ -169,10 +169,11 @@ class Builder:
         self._ops.append(Op(Kind.SCALE, x, output=output, weight=weight, integer=1))
         return output
 
-    def shift(self, x: Slice, vector: Tensor) -> Slice:
+    def shift(self, x: Slice, vector: Tensor | Sequence[float]) -> Slice:
         """``x + vector``, computed as a layer norm with weights of 0 and the bias ``vector``, plus the residual ``x``."""
         output = self._buffer(x.width)
-        zeros, bias = self._weights.constants([0.0] * x.width), self._weights.vector([vector])
+        zeros = self._weights.constants([0.0] * x.width)
+        bias = self._weights.vector([vector]) if isinstance(vector, Tensor) else self._weights.constants(vector)
         op = Op(Kind.NORM, x, residual=x, output=output, weight=zeros, bias=bias, integer=Norm.LAYER)
         self._ops.append(replace(op, head_size=x.width, epsilon=1.0))
         return output

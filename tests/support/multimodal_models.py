@@ -203,6 +203,13 @@ KINDS: dict[str, dict[str, Any]] = {
         projector_hidden_size=32,
     ),
     "mistral3": _multimodal({"model_type": "mistral"}, _VISION | {"model_type": "pixtral"}),
+    "mistral_large4": _multimodal(
+        _LATENT_MIXTURE
+        | {"q_lora_rank": None, "qk_rope_head_dim": 8, "v_head_dim": 16, "no_rope_layers": [1, 0], "pad_token_id": 0}
+        | {"num_key_value_heads": 4}
+        | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 512, "rms_norm_eps": 0.01},
+        _VISION | {"model_type": "pixtral"},
+    ),
     "ovis2": _multimodal({"model_type": "qwen2"}, hidden_size=64, vocab_size=VOCABULARY),
     "qwen2_5_vl": _qwen(),
     "qwen2_vl": _qwen(),

@@ -22,7 +22,8 @@ GROUP, BLOCK = 32, 32
 Packed = tuple[Tensors, torch.Tensor]
 # Tensors of layers that quantising tools leave unchanged: routers, norms, convolutions, gates of one row.
 PLAIN = re.compile(
-    r"norm|\.router\b|(mlp|_moe|feed_forward|mixer)\.gate\b|\.gate\.wg\b|shared_expert_gate|conv\.conv|conv1d|in_proj_(ba|a|b)\b|\.[ab]_proj\b"
+    r"norm|\.router\b|(mlp|_moe|feed_forward|mixer)\.gate\b|\.gate\.wg\b|shared_expert_gate|conv\.conv|conv1d|in_proj_(ba|a|b)\b|\.[ab]_proj\b|"
+    r"layers\.\d+\.gate\b"
 )
 
 

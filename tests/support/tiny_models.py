@@ -12,6 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextPreTrainedModel, Glm5NextTextModel
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
+from transformers.models.mistral_large4 import MistralLarge4PreTrainedModel, MistralLarge4TextConfig, MistralLarge4TextModel
 
 from outrider.workers.models.twins import attention_of
 
@@ -37,6 +38,27 @@ class Glm5NextForCausalLM(Glm5NextPreTrainedModel, GenerationMixin):
 
 
 AutoModelForCausalLM.register(Glm5NextTextConfig, Glm5NextForCausalLM, exist_ok=True)
+
+
+class MistralLarge4ForCausalLM(MistralLarge4PreTrainedModel, GenerationMixin):
+    """Mistral Large 4's language model alone, with the bound that the model that sees puts on its logits."""
+
+    config_class = MistralLarge4TextConfig
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: MistralLarge4TextConfig) -> None:
+        super().__init__(config)
+        self.model = MistralLarge4TextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **more: Any) -> CausalLMOutputWithPast:
+        made = self.model(input_ids, **more)
+        logits, cap = self.lm_head(made.last_hidden_state[:, -logits_to_keep:]), self.config.final_logit_softcapping
+        return CausalLMOutputWithPast(logits=cap * torch.tanh(logits / cap), cache=made.cache)
+
+
+AutoModelForCausalLM.register(MistralLarge4TextConfig, MistralLarge4ForCausalLM, exist_ok=True)
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 203,
@@ -930,6 +952,30 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"linear_num_heads": 3, "linear_head_dim": 32, "linear_conv_kernel_dim": 3, "pad_token_id": 0}
         | {"index_n_heads": 8, "index_head_dim": 24},
     ),
+    "mistral-large-4-own": (
+        "mistral_large4_text",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 5, "moe_intermediate_size": 32, "mlp_layer_types": ["sparse", "sparse"], "index_topk": 128}
+        | {"no_rope_layers": [0, 1], "tie_word_embeddings": True, "attention_bias": True, "q_lora_rank": None}
+        | _rope("default"),
+    ),
+    "mistral-large-4": (
+        "mistral_large4_text",
+        MIXTURE
+        | LATENT
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "v_head_dim": 24, "n_group": 4}
+        | {
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "num_hidden_layers": 7,
+            "no_rope_layer_interval": 3,
+            "rms_norm_eps": 1e-2,
+        }
+        | {"kv_source_layers": [0, 0, 2, 3, 3, 2, 3], "routed_scaling_factor": 1.3, "final_logit_softcapping": 1.5}
+        | {"q_lora_rank": None, "index_topk": 128, "index_n_heads": 8, "index_head_dim": 24, "index_topk_freq": 2}
+        | _rope("yarn", **YARN),
+    ),
     "hy4-plain": (
         "hy_v4",
         MIXTURE
@@ -1238,6 +1284,10 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
                 parameter.add_(1.0 if one else 0.0)
             if parameter_name.endswith(("correct_output_scale", "_hc.scale", "hc_scale")):
                 parameter.add_(1.0)
+            if "softmax_scaling" in parameter_name:
+                parameter.add_(0.2 if parameter_name.endswith("scale") else 0.5)
+            if parameter_name.endswith("rotary_emb.alpha"):
+                parameter.mul_(5.0)
             if kind.startswith(("gemma3n", "gemma4")) and "q_norm" in parameter_name:
                 # These families do not scale attention scores otherwise.
                 parameter.mul_(parameter.shape[0] ** -0.5)

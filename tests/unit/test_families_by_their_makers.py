@@ -585,6 +585,46 @@ def test_what_qwen4_exp_does_not_do_is_refused(change: dict[str, Any], sentence:
         build_program(said_by_transformers("qwen4-exp") | change, Format.BF16)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"max_position_embeddings": 129}, 'where a token sees 128 of them ."index_topk".* "max_position_embeddings": 128'),
+        ({"no_rope_layers": [1, 0]}, 'cannot follow "no_rope_layers"'),
+        ({"kv_source_layers": [0, 0, 2, 3, 3, 3, 3]}, 'cannot follow "kv_source_layers"'),  # with rope, without
+        ({"kv_source_layers": [0, 0, 2, 3, 3, 2, 0]}, 'cannot follow "kv_source_layers"'),  # layer 3's were kept last
+        ({"kv_source_layers": [0, 0, 2, 3, 6, 2, 6]}, 'cannot follow "kv_source_layers"'),
+        ({"kv_source_layers": [0, 0, 2, 1, 4, 2, 6]}, 'cannot follow "kv_source_layers"'),
+        ({"q_lora_rank": 40}, 'does not know "q_lora_rank": 40'),
+        ({"rope_interleave": False}, 'does not know "rope_interleave": False'),
+        ({"norm_topk_prob": False}, 'does not know "norm_topk_prob": False'),
+        ({"final_logit_softcapping": 0.0}, '"final_logit_softcapping" must be greater than 0, got 0.0'),
+        ({"layer_types": ["full_attention"] * 7}, 'does not know "layer_types"'),
+    ],
+)
+def test_what_mistral_large_4_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("mistral-large-4") | change, Format.BF16)
+
+
+def test_mistral_large_4_by_transformers_names_and_without_its_factors_of_rope(tmp_path: Path) -> None:
+    """transformers writes the names of its makers, whose checkpoints also have layers that guess further tokens."""
+    model = tiny_model("mistral-large-4-own")
+    model.save_pretrained(tmp_path)
+    expected = logits(open_native(tmp_path, "fp32"))
+
+    def by_other_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        assert "model.layers.0.attention.wkv_a_with_mqa.weight" in tensors
+        return {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # it is tied
+
+    rewritten(tmp_path, by_other_names)
+    assert (logits(open_native(tmp_path, "fp32")) == expected).all()
+    rewritten(tmp_path, lambda tensors: tensors | {"mtp_dspark.layers.0.norm.weight": torch.ones(4)})
+    assert (logits(open_native(tmp_path, "fp32")) == expected).all()
+    rewritten(tmp_path, lambda tensors: {name: each for name, each in tensors.items() if not name.endswith("alpha")})
+    with pytest.raises(ModelError, match=r'lacks the weight "model\.rotary_emb\.alpha"'):
+        check_weights(str(tmp_path), "native")
+
+
 @pytest.mark.parametrize("seen", [7, 8])
 def test_minimax_m3_by_the_names_of_its_makers(seen: int, tmp_path: Path) -> None:
     """Rows of 128 tokens, of which a token sees 7 or 8 blocks of 16; their experts are one by one, gate and up apart."""

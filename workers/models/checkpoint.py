@@ -23,6 +23,7 @@ from outrider.kernels.quantised import natural_order
 from outrider.workers.errors import ModelError, first_line
 from outrider.workers.models.config_file import NAME, quantisation_of
 from outrider.workers.models.files import read_json
+from outrider.workers.models.formats import mistral_names
 from outrider.workers.models.formats.configuration import Quantisation
 from outrider.workers.models.formats.experts import Place, place_of
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
@@ -102,19 +103,20 @@ def open_checkpoint(path: Path, allow_pickle: bool = False) -> Checkpoint:
         return GgufCheckpoint(path)
     quantisation = quantisation_of(path)
     values = read_json(path / NAME)
-    multimodal = str(values["model_type"]) if is_multimodal(values) else ""
+    kind = str(values.get("model_type"))
     if files[0].suffix == ".safetensors":
-        kind = str(values.get("model_type"))
         transposed = True if kind in TRANSPOSED_EXPERTS else None if kind in MAYBE_TRANSPOSED_EXPERTS else False
-        return SafetensorsCheckpoint(path, files, quantisation, multimodal, transposed)
+        return SafetensorsCheckpoint(path, files, quantisation, kind, transposed)
     if quantisation is not None:
         raise ModelError(f"{path} is quantised ({quantisation.name}) and lies in .bin files; it is read from safetensors")
-    return PickledCheckpoint(path, files, allow_pickle, multimodal)
+    return PickledCheckpoint(path, files, allow_pickle, kind)
 
 
-def _of_language(tensors: Mapping[str, Found]) -> dict[str, Found]:
-    """The tensors of the language model in a multimodal checkpoint, by the names that text-only checkpoints have."""
-    return {own: tensor for name, tensor in tensors.items() if (own := language_name(name)) is not None}
+def _of_language(tensors: Mapping[str, Found], kind: str) -> dict[str, Found]:
+    """The tensors of the language model, by the names that text-only checkpoints have. ``kind``: the "model_type"."""
+    if is_multimodal({"model_type": kind}):
+        tensors = {own: tensor for name, tensor in tensors.items() if (own := language_name(name)) is not None}
+    return mistral_names.as_transformers_names(tensors) if kind in mistral_names.KINDS else dict(tensors)
 
 
 def _find(entries: Mapping[str, Found], tensor: Tensor, path: Path) -> Found:
@@ -139,7 +141,7 @@ def _as_asked(tensor: Tensor, whole: Any) -> Any:
 class SafetensorsCheckpoint:
     """Plain tensors as stored, and quantised ones dequantised.
 
-    ``multimodal``: the "model_type" of a multimodal model, else "". ``transposed``: whether experts that are stored in one
+    ``kind``: the "model_type". ``transposed``: whether experts that are stored in one
     tensor are transposed (None: the shapes tell).
     """
 
@@ -148,12 +150,11 @@ class SafetensorsCheckpoint:
         path: Path,
         files: list[Path],
         quantisation: Quantisation | None = None,
-        multimodal: str = "",
+        kind: str = "",
         transposed: bool | None = False,
     ) -> None:
         self._path = path
-        entries = read_entries(path, files)
-        entries = _of_language(entries) if multimodal else entries
+        entries = _of_language(read_entries(path, files), kind)
         if isinstance(quantisation, Mlx):
             entries = as_transformers_names(entries)
         self._raw = RawTensors(entries)
@@ -261,13 +262,12 @@ class PickledCheckpoint:
 
     quantisation: Quantisation | None = None
 
-    def __init__(self, path: Path, files: list[Path], allow_pickle: bool, multimodal: str = "") -> None:
+    def __init__(self, path: Path, files: list[Path], allow_pickle: bool, kind: str = "") -> None:
         self._path = path
         self._tensors: dict[str, Any] = {}
         for file in files:
             self._tensors |= _load_pickled(file, allow_pickle)
-        if multimodal:
-            self._tensors = _of_language(self._tensors)
+        self._tensors = _of_language(self._tensors, kind)
         check_plain(self._tensors)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.families import build_program
 from outrider.workers.models.families.latent import BEHIND_EXPERTS, BY_HEADS, CORRECTIONS
+from outrider.workers.models.families.mistral_large4 import FREQUENCY_FACTORS, frequency_factors
 from outrider.workers.models.families.mixtures import FUSED
 from outrider.workers.models.formats.configuration import Compressed
 from outrider.workers.models.formats.exact_storage import AsInCheckpoint, FloatCodes
 from outrider.workers.models.formats.mlx import Mlx
 from outrider.workers.models.formats.mlx_families import FIRST_HEAD
 from outrider.workers.models.formats.modelopt import ModelOpt
+from outrider.workers.models.formats.raw import to_float32
 from outrider.workers.models.formats.unexpected_tensors import (
     of_cross_attention,
     of_further_layer,
@@ -84,9 +86,9 @@ def read_program(
         checkpoint.close()
 
 
-def as_stored(values: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The configuration with what only the ``names`` of the checkpoint's tensors say."""
-    kind = values.get("model_type")
+def as_stored(values: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """The configuration with what only the checkpoint's tensors say."""
+    kind, names = values.get("model_type"), checkpoint.names
     # Published checkpoints of A.X-K1 lack the router's corrections, for which transformers takes zeros.
     if kind == "axk1" and not any(name.endswith(CORRECTIONS) for name in names):
         values = values | {CORRECTIONS: False}
@@ -96,6 +98,9 @@ def as_stored(values: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
         values = values | {FUSED: False}
     if kind == "minimax_m3_vl_text" and any(part in name for name in names for part in FUSED_LAYERS):
         values = values | {FUSED: True}
+    if (factors := frequency_factors(values)) is not None:
+        checkpoint.check(factors)
+        values = values | {FREQUENCY_FACTORS: to_float32(checkpoint.rows(factors, 0, factors.count)).tolist()}
     return values
 
 
@@ -114,7 +119,7 @@ def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, stat
         storage_choice = AsInCheckpoint(checkpoint, format, mixed)
     elif quantised and format is Format.BF16:
         storage_choice = FloatCodes(checkpoint)
-    values = as_stored(values, checkpoint.names)
+    values = as_stored(values, checkpoint)
     program = build_program(values, format, precision.group, str(file), storage_choice, states)
     sources = _sources(program.weights)
     for source in sources:
@@ -126,7 +131,8 @@ def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, stat
         sources = _sources(program.weights)
     if isinstance(checkpoint.quantisation, Mlx) and checkpoint.quantisation.whole_norms:
         program = _with_whole_norms(program)
-    asked = {name for source in sources for name in checkpoint.parts(source)}
+    factors = frequency_factors(values)
+    asked = {name for source in (*sources, *([factors] if factors else [])) for name in checkpoint.parts(source)}
     left = set(checkpoint.names) - asked
     passed_over = (of_further_layer, of_shared_keys, of_indexers, of_cross_attention, of_vision_experts)
     left = {name for name in left if not any(is_so(name, values) for is_so in passed_over)}

@@ -56,6 +56,7 @@ MULTIMODAL = {
     "minicpmv4_7": "qwen3_5_text",
     "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral",
+    "mistral_large4": "mistral_large4_text",
     "mllama": "mllama_text_model",
     "muse_glimmer": "muse_glimmer_text",
     "nemotron_h_omni": "nemotron_h",
@@ -143,6 +144,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "qwen3_omni_moe_text": (3584, 2048, 18944, 28, 28, 4, 32768),
         "ministral3": (131072, 4096, 14336, 34, 32, 8, 262144),
         "mistral": (32000, 4096, 14336, 32, 32, 8, 131072),
+        "mistral_large4_text": (204800, 6144, 24576, 72, 64, 64, 1048576),
         "mistral4": (131072, 4096, 12288, 36, 32, 32, 1048576),
         "phi4_multimodal": (200064, 3072, 8192, 32, 32, 8, 131072),
         "qwen2": (151936, 4096, 22016, 32, 32, 32, 32768),
@@ -207,7 +209,10 @@ PREFIXES = (
     ("thinker.lm_head.", "lm_head."),
 )
 # Models whose LM head is not tied by default.
-UNTIED = ("apertus1p5", "aria", "glm5_next", "hy_v4_vl", "llama4", "minimax_m3_vl", "mllama", "muse_glimmer", "qwen4_exp")
+UNTIED = (
+    *("apertus1p5", "aria", "glm5_next", "hy_v4_vl", "llama4", "minimax_m3_vl", "mistral_large4", "mllama"),
+    *("muse_glimmer", "qwen4_exp"),
+)
 # Models whose language model is the part that thinks, beside parts that talk.
 OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
 THINKER = "thinker."
@@ -220,6 +225,7 @@ NOT_LANGUAGE = (
     *("aligner.", "projector.", "visual_embeddings_table.", "vision_projector.", "vision_adapter.", "vision_projection."),
     *("vision_encoder.", "image_tower.", "video_tower.", "encoder.", "merger.", "vqmodel.", "generation_"),
     *("mlp1.", "sound_encoder.", "sound_projection.", "layerwise_projectors.", "spatial_projectors."),
+    *("patch_merger.", "pre_mm_projector_norm.", "vision_language_adapter."),
     *("vit.", "resampler_model.", "high_res_vision_", "embed_tokens_extend.", "talker.", "token2wav.", "code2wav."),
 )
 

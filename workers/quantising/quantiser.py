@@ -20,6 +20,7 @@ from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.checkpoint_program import as_stored
 from outrider.workers.models.families import build_program
+from outrider.workers.models.families.mistral_large4 import frequency_factors
 from outrider.workers.models.model_info import check_unchanged, read_model_info
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.quantising.compressed import description, tensors_of
@@ -71,7 +72,7 @@ def program_of(path: Path, allow_pickle: bool = False) -> tuple[Program, dict[st
     checkpoint = open_checkpoint(path, allow_pickle)
     try:
         untied = has_untied_head(program, checkpoint)
-        stored = as_stored(values, checkpoint.names)
+        stored = as_stored(values, checkpoint)
     finally:
         checkpoint.close()
     own_head = {"tie_word_embeddings": False} if untied else {}
@@ -222,7 +223,8 @@ def _finished(
 ) -> QuantiseSummary:
     inside = {tensor.name for layer in layers for tensor in layer.tensors(program)}
     outside = {part.name: part for weight in program.weights for part in weight.sources if part.name not in inside}
-    tensors, stored = read(checkpoint, list(outside.values()))
+    factors = frequency_factors(values)  # the program has them as numbers
+    tensors, stored = read(checkpoint, [*outside.values(), *([factors] if factors else [])])
     own = names_in(checkpoint, [part for weight in program.weights for part in weight.sources])
     rest = {own.get(name, name): tensor.to(stored[name]) for name, tensor in tensors.items()}
     # Names to ignore: linear layers outside of the decoder layers (the LM head, also if it is tied, and OPT's projections),

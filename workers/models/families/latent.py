@@ -1,7 +1,7 @@
 """Latent attention: the keys and values of all heads are projections of one latent vector a token.
 
 DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), Mistral 4, A.X-K1 and K2, Sarvam's larger model, GLM-4.7-Flash,
-Youtu, MiniCPM 3, and some layers of Kimi Linear (kimi_linear.py).
+Youtu, MiniCPM 3, and some layers of Kimi Linear (kimi_linear.py); Mistral Large 4 (mistral_large4.py).
 The cache stores the latent vector as the key and the value of all heads. A head's query is multiplied by the rows of
 kv_b_proj that compute its keys, and its output of attention by the rows that compute its values; the reasons stand in
 docs/inside-the-engines.md.
@@ -9,9 +9,13 @@ docs/inside-the-engines.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+
+from outrider.kernels import arithmetic
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Activation, Format, Norm, Program, Routing, Slice, Tensor
 from outrider.workers.models.configuration import Config
@@ -64,7 +68,9 @@ class Latent:
     ``query_factors`` are those of ``Style``. ``head_gates``: each head is multiplied by the sigmoid of its own gate;
     ``column_gates``: so is each column of the heads; ``joined_gates``: these gates are computed as the queries are, by the
     same matrix, from the latent vector both with its norm and without. ``sinks``: scores have an attention sink for each
-    head. ``epsilon`` is that of the latent vectors' norms.
+    head. ``position_factors``: at position p a head's query is multiplied by its scale * log(p + 1) + its bias.
+    ``sources`` (empty: each its own) are the layers whose keys and values each layer reads. ``epsilon`` is that of the
+    latent vectors' norms.
     """
 
     query_rank: int
@@ -82,11 +88,13 @@ class Latent:
     column_gates: bool = False
     joined_gates: bool = False
     sinks: bool = False
+    position_factors: bool = False
+    sources: Sequence[int] = ()
     epsilon: float = EPSILON
 
 
 def deepseek_v2(config: Config, begin: Begin) -> Program:
-    sizes = _sizes(config, layers=32, ffn=11008, heads=32)
+    sizes = latent_sizes(config, layers=32, ffn=11008, heads=32)
     for key, always in (("rope_interleave", True), ("mlp_bias", False), ("norm_topk_prob", False)):
         config.only(key, always)
     check_experts(config, "softmax")
@@ -111,7 +119,7 @@ def deepseek_v2(config: Config, begin: Begin) -> Program:
 
 
 def deepseek_v3(config: Config, begin: Begin) -> Program:
-    sizes = _sizes(config, layers=61, ffn=18432, heads=128)
+    sizes = latent_sizes(config, layers=61, ffn=18432, heads=128)
     shared = config.size("n_shared_experts", 1)
     count = config.size("n_routed_experts", config.get("num_local_experts", 256))
     latent = read_latent(config, sizes, query_rank=1536, plain=128, value=128)
@@ -143,7 +151,7 @@ def sarvam_mla(config: Config, begin: Begin) -> Program:
     for key in config.values:
         config.get(key)  # said.check_all_read() refuses unknown keys
     check_sarvam(said)
-    sizes = _sizes(said, layers=32, ffn=16384, heads=64)
+    sizes = latent_sizes(said, layers=32, ffn=16384, heads=64)
     latent = read_latent(said, sizes, query_rank=None, plain=128, value=128)
     shared = said.size("n_shared_experts", said.get("num_shared_experts", 1))
     count = said.size("n_routed_experts", said.get("num_experts", said.get("num_local_experts", 128)))
@@ -165,7 +173,7 @@ def _sarvam_as_deepseek(config: Config) -> Config:
 
 def axk1(config: Config, begin: Begin) -> Program:
     """DeepSeek V3 with a norm after the experts, and corrections where the checkpoint has some (checkpoint_program.py)."""
-    sizes = _sizes(config, layers=61, ffn=18432, heads=64)
+    sizes = latent_sizes(config, layers=61, ffn=18432, heads=64)
     check_experts(config, "sigmoid", every=None)
     config.only("topk_method", "noaux_tc")
     sparse = _sparse_of_axk(config, sizes.layers)
@@ -194,7 +202,7 @@ def mistral4(config: Config, begin: Begin) -> Program:
     said = _mistral_as_deepseek(config)
     for key in config.values:
         config.get(key)  # said.check_all_read() refuses unknown keys
-    sizes = _sizes(said, layers=36, ffn=12288, heads=32)
+    sizes = latent_sizes(said, layers=36, ffn=12288, heads=32)
     check_experts(said, "softmax")
     first, share = said.whole("first_k_dense_replace", 0), said.flag("norm_topk_prob", True)
 
@@ -233,7 +241,7 @@ def _mistral_as_deepseek(config: Config) -> Config:
 
 
 def glm4_moe_lite(config: Config, begin: Begin) -> Program:
-    sizes = _sizes(config, layers=47, ffn=10240, heads=20, epsilon=1e-5)
+    sizes = latent_sizes(config, layers=47, ffn=10240, heads=20, epsilon=1e-5)
     check_experts(config, "sigmoid")
     config.only("topk_method", "noaux_tc")
     experts = listed_experts(config, sizes.layers, dense=1, count=64, chosen=4, width=1536, scale=1.8)
@@ -243,13 +251,13 @@ def glm4_moe_lite(config: Config, begin: Begin) -> Program:
 
 def deepseek_v32(config: Config, begin: Begin) -> Program:
     """DeepSeek V3 for rows of up to "index_topk" tokens: the indexer would choose all earlier tokens, so it is left out."""
-    return _of_short_rows(config, begin, _sizes(config, layers=61, ffn=18432, heads=128), (8, 4), (1536, 128, 128))
+    return _of_short_rows(config, begin, latent_sizes(config, layers=61, ffn=18432, heads=128), (8, 4), (1536, 128, 128))
 
 
 def glm_moe_dsa(config: Config, begin: Begin) -> Program:
     for unused in ("indexer_types", "index_topk_freq", "index_topk_pattern", "index_skip_topk_offset"):
         config.get(unused)
-    sizes = _sizes(config, layers=78, ffn=12288, heads=64, epsilon=1e-5)
+    sizes = latent_sizes(config, layers=78, ffn=12288, heads=64, epsilon=1e-5)
     return _of_short_rows(config, begin, sizes, (1, 1), (2048, 192, 256))
 
 
@@ -291,7 +299,7 @@ def _check_short_rows(config: Config, sizes: Sizes) -> None:
 
 def axk2(config: Config, begin: Begin) -> Program:
     """As DeepSeek V3.2 for short rows, with gates behind norms and of attention's output."""
-    sizes = _sizes(config, layers=48, ffn=5120, heads=32)
+    sizes = latent_sizes(config, layers=48, ffn=5120, heads=32)
     _check_short_rows(config, sizes)
     check_experts(config, "sigmoid", every=None)
     sparse, rank = _sparse_of_axk(config, sizes.layers), config.size("gated_norm_rank", 16)
@@ -338,7 +346,7 @@ def _sparse_of_axk(config: Config, layers: int) -> list[bool]:
 
 
 def youtu(config: Config, begin: Begin) -> Program:
-    sizes = _sizes(config, layers=32, ffn=6144, heads=16)
+    sizes = latent_sizes(config, layers=32, ffn=6144, heads=16)
     config.get("embedding_initializer_range")  # of training only
     latent = read_latent(config, sizes, query_rank=1536, plain=128, value=128)
     return decoder(config, begin, sizes, Style(attention=latent_attention(sizes, latent), tied=True))
@@ -346,7 +354,7 @@ def youtu(config: Config, begin: Begin) -> Program:
 
 def minicpm3(config: Config, begin: Begin) -> Program:
     """Rope rotates halves; embeddings, what a layer adds to the residual, and logits are each multiplied by a factor."""
-    sizes = _sizes(config, layers=62, ffn=6400, heads=40, epsilon=1e-5)
+    sizes = latent_sizes(config, layers=62, ffn=6400, heads=40, epsilon=1e-5)
     value = sizes.hidden // sizes.heads
     original = _longest(config, sizes.context)
     latent = read_latent(
@@ -381,7 +389,7 @@ def _longest(config: Config, context: int) -> int:
     return original
 
 
-def _sizes(config: Config, *, layers: int, ffn: int, heads: int, epsilon: float = 1e-6) -> Sizes:
+def latent_sizes(config: Config, *, layers: int, ffn: int, heads: int, epsilon: float = 1e-6) -> Sizes:
     sizes = read_sizes(config, head_size=64, epsilon=epsilon, layers=layers, ffn=ffn, heads=heads)
     # Every head has keys and values of its own.
     config.only("num_key_value_heads", sizes.heads)
@@ -414,10 +422,11 @@ def read_latent(
     turns: bool = True,
     passed_over: Collection[str] = (),
     theta: float = 10000.0,
+    usual: Mapping[str, Any] | None = None,
 ) -> Latent:
     """The sizes and ranks are the family's defaults. ``halves``: its rope always rotates halves; ``long``: the original
     length of its long rope (0: it has none); ``turns``: whether it has rope; with a ``turned`` of 0 heads have no columns
-    for it; ``passed_over`` and ``theta`` are ``read_rope``'s."""
+    for it; ``passed_over``, ``theta`` and ``usual`` are ``read_rope``'s."""
     plain = config.size("qk_nope_head_dim", plain)
     if turned:
         turned = config.size("qk_rope_head_dim", turned)
@@ -442,7 +451,7 @@ def read_latent(
         bias=config.flag("attention_bias", False),
         by_heads=config.flag(BY_HEADS, False),
         scale=(plain + turned) ** -0.5 * (latent_factor(config) if turns else 1.0),
-        rope=read_rope(config, turned, sizes.context, long_from=long, passed_over=passed_over, theta=theta)
+        rope=read_rope(config, turned, sizes.context, long_from=long, passed_over=passed_over, theta=theta, usual=usual)
         if turns
         else None,
     )
@@ -451,9 +460,12 @@ def read_latent(
 def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) -> Mixer:
     heads, epsilon = sizes.heads, latent.epsilon
     plain, turned, value = latent.plain, latent.turned, latent.value
+    stored: dict[int, tuple[Slice, Slice]] = {}  # the keys and values of the layers before
+    logarithm: list[Slice] = []  # computed once, where all tokens of a pass are
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         names = Linear(f"model.layers.{layer}.self_attn.")
+        source = latent.sources[layer] if latent.sources else layer
 
         def norm(x: Slice, name: str, output: Slice | None = None) -> Slice:
             return builder.norm(x, names.vector(name, x.width), kind=Norm.RMS, epsilon=epsilon, output=output)
@@ -483,13 +495,18 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
             else:
                 query = builder.linear(normed, [names.weight("q_b_proj", heads * (plain + turned), rank, queries)])
         else:
-            key = builder.linear(h, matrices, biases=biases if latent.bias else ())
+            if source == layer:
+                key = builder.linear(h, matrices, biases=biases if latent.bias else ())
             query = builder.linear(h, [names.weight("q_proj", heads * (plain + turned), h.width, queries)])
-        shared, kv = key.split(turned, latent.rank) if turned else (key, key)
-        builder.head_norm(kv, names.vector("kv_a_layernorm", latent.rank), heads=1, epsilon=epsilon)
+        if source == layer:
+            shared, kv = key.split(turned, latent.rank) if turned else (key, key)
+            builder.head_norm(kv, names.vector("kv_a_layernorm", latent.rank), heads=1, epsilon=epsilon)
+            stored[layer] = key, kv
         if latent.rope is not None:
             rotate(builder, query, latent.rope, heads)
-            rotate(builder, shared, latent.rope, 1)
+            if source == layer:
+                rotate(builder, shared, latent.rope, 1)
+        key, kv = stored[source]
         if latent.by_heads:
             to_key = [names.weight(f"embed_q.{head}", latent.rank, plain) for head in range(heads)]
             to_value = [names.weight(f"unembed_out.{head}", value, latent.rank) for head in range(heads)]
@@ -500,6 +517,10 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
             to_value = [replace(wide, rows=((start + plain, start + plain + value),)) for start in starts]
         if latent.query_factors is not None:
             builder.scale_by_position(query, *latent.query_factors)
+        if latent.position_factors:
+            if not logarithm:
+                logarithm.append(_logarithm(builder, query, sizes.context))
+            _scale_heads(builder, query, heads, names, logarithm[0])
         query = builder.heads(query, to_key)
         sinks = Tensor(f"{names.prefix}sinks", (heads,)) if latent.sinks else None
         a = builder.attention(query, key, kv, heads=heads, kv_heads=1, scale=latent.scale, sinks=sinks)
@@ -513,6 +534,24 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
         return builder.linear(a, back, biases=shift, residual=residual, scale=residual_scale)
 
     return attention
+
+
+def _logarithm(builder: Builder, x: Slice, context: int) -> Slice:
+    """log(p + 1) for the position p, in one column; ``x`` are any finite numbers."""
+    table = arithmetic.log(np.arange(1, context + 1, dtype=np.float64)).astype(np.float32)
+    found = builder.shift(builder.scale(x.part(0, 1), 0.0), [1.0])
+    builder.scale_by_position(found, [float(each) for each in table], 1)
+    return found
+
+
+def _scale_heads(builder: Builder, query: Slice, heads: int, names: Linear, logarithm: Slice) -> None:
+    """Multiplies each head by its scale * ``logarithm`` + its bias, in place."""
+    zeros = builder.scale(query.part(0, heads), 0.0)
+    scale, bias = (
+        builder.shift(zeros, Tensor(f"{names.prefix}softmax_scaling.{name}", (heads,))) for name in ("scale", "bias")
+    )
+    factors = builder.gate(scale, logarithm, residual=bias, activation=Activation.NONE)
+    gate_heads(builder, query, factors, heads, Activation.NONE)
 
 
 def _gate_rows(heads: int, query: int, value: int) -> Ranges:

@@ -63,7 +63,7 @@ def of_shared_keys(name: str, values: Mapping[str, Any]) -> bool:
 
 WITH_INDEXERS = (
     *("axk2", "deepseek_v32", "glm5_next_text", "glm_moe_dsa", "hy_v4", "hy_v4_vl_text", "minimax_m3_vl_text"),
-    "qwen4_exp_text",
+    *("mistral_large4_text", "qwen4_exp_text"),
 )
 
 
