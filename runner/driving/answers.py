@@ -7,6 +7,7 @@ from collections import deque
 
 # Tokens that one harvest request carries; older answers beyond that are dropped.
 MOST_TOKENS = 8192
+TOKEN_BYTES = 4
 # Answers that are kept for replicas which have not asked for them yet.
 MOST_ANSWERS = 1024
 
@@ -34,12 +35,13 @@ class AnswerExchange:
         found: list[bytes] = []
         room = MOST_TOKENS
         for number, writer, answer in reversed(self._answers):
-            room -= len(answer) // 4
-            if number < sent or room < 0:
+            if number < sent:
                 break
             if writer == replica:
-                room += len(answer) // 4
                 continue
+            room -= len(answer) // TOKEN_BYTES
+            if room < 0:
+                break
             found.append(answer)
         return tuple(reversed(found))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,9 @@ from outrider.runner.planning.placement_request import ModelSizes, PlacementRequ
 from outrider.runner.planning.replica_plan import ReplicaPlan, ReplicaTemplate, booked, probed_here
 from outrider.runner.planning.topology import Topology, ray_resources, read_topology
 from outrider.workers.errors import CoresHeldError, PlacementError
+
+# While replicas wait for cores, free ones are looked for this often: each look reads the topology, several files a CPU.
+LOOK_AGAIN_SECONDS = 1.0
 
 
 class Hosts(Protocol):
@@ -57,14 +61,23 @@ class LocalHost:
         lost: Lost,
         sign_of_life: Callable[[], Any],
         plans: list[ReplicaPlan] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan_anew = plan_anew
         self.lost = lost
         self._sign_of_life = sign_of_life
         self._plans = [] if plans is None else plans
+        self._clock = clock
+        # How many replicas free cores were last looked for, and when.
+        self._looked_for, self._looked_at = 0, 0.0
 
     def new_replica_plans(self, unplaced: int) -> list[ReplicaPlan]:
-        found = self._plan_anew(unplaced) if unplaced else []
+        now = self._clock()
+        if not unplaced or (unplaced == self._looked_for and now - self._looked_at < LOOK_AGAIN_SECONDS):
+            return []
+        found = self._plan_anew(unplaced)
+        # Where cores were found there may be more.
+        self._looked_for, self._looked_at = 0 if found else unplaced, now
         self._plans += found
         return found
 

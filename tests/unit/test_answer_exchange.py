@@ -34,3 +34,11 @@ def test_a_message_and_what_waits_are_bounded_and_the_newest_comes() -> None:
     for number in range(2 * MOST_ANSWERS):
         exchange.add(0, (number,))
     assert [each[0] for each in told(exchange, 1)] == list(range(MOST_ANSWERS, 2 * MOST_ANSWERS))
+
+
+def test_its_own_answers_take_no_room_in_a_message_to_a_replica() -> None:
+    exchange = AnswerExchange()
+    exchange.add(0, (7,))
+    exchange.add(1, (1,) * MOST_TOKENS)
+    exchange.add(0, (8,))
+    assert told(exchange, 1) == [[7], [8]]

@@ -428,6 +428,29 @@ def test_where_the_model_has_no_token_for_it_the_row_fails_and_says_so() -> None
     assert failures[1].startswith("the row's constraint cannot be used: it cannot be compiled")
 
 
+def test_where_the_library_fails_at_the_first_forced_text_the_row_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at any later text: the target, and the rows beside it, go on."""
+    forced = grammar_of({"kind": "choice", "value": ["before <|endoftext|> and behind"]})
+    hopeless = Row(0, (1, 2), 60, Sampling(grammar=forced))
+    others = [Row(1, (1, 2), 5, Sampling()), Row(2, (1, 2), 60, Sampling(grammar=grammar("record")))]
+    expected, _ = write(target_of(model("pocket"), 3, 0, tokenizer=tokenizer()), others)
+    consume = Matching._consume
+
+    def failing(self: Matching, token: int, known: bool) -> bool:
+        first_forced = known and not len(self) and self._compiled._grammar == forced
+        return not first_forced and consume(self, token, known)
+
+    monkeypatch.setattr(Matching, "_consume", failing)
+    target = target_of(model("pocket"), 3, 0, tokenizer=tokenizer())
+    target.verifier.add([hopeless, *others])
+    ended = [result for _ in range(100) for result in target.verifier.round()]
+    [failure] = [result for result in ended if isinstance(result, RowFailure)]
+    assert failure == RowFailure(0, "after 0 tokens no token of the model satisfies the row's constraint")
+    assert {row.key: row.tokens for row in ended if isinstance(row, RowResult)} == {
+        key: row.tokens for key, row in expected.items()
+    }
+
+
 def test_a_text_may_hold_the_name_of_a_special_token() -> None:
     """It is spelled in other tokens, since the special one would not stand in the text."""
     opened = model("pocket")

@@ -42,6 +42,11 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "job.db")
 
 
+@pytest.fixture(autouse=True)
+def no_pause_between_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "LOOK_AGAIN_SECONDS", 0.0)
+
+
 class NoEvent:
     """Stands for the drain's event, and counts the waits."""
 
@@ -81,6 +86,29 @@ def test_a_replica_without_cores_waits_for_some(fakes: FakeReplicas, journal: Jo
     assert made.counters.target_deaths == 0
     assert journal.counts() == Counts(5, 5, 0)
     assert list(dict.fromkeys(told)) == ["waiting for cores", "loading models", "running"]
+
+
+def test_free_cores_are_looked_for_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop may turn a hundred times a second, and each look reads the topology of the machine."""
+    monkeypatch.setattr(this_machine, "LOOK_AGAIN_SECONDS", 1.0)
+    asked: list[int] = []
+    answers = [[], [PLAN], [], [], []]
+
+    def plan_anew(unplaced: int) -> list[ReplicaPlan]:
+        asked.append(unplaced)
+        return answers.pop(0)
+
+    now = 100.0
+    hosts = LocalHost(plan_anew, lambda: None, lambda: None, clock=lambda: now)
+    assert hosts.new_replica_plans(2) == hosts.new_replica_plans(2) == []
+    assert asked == [2]
+    now += 1.0
+    assert hosts.new_replica_plans(2) == [PLAN]
+    assert hosts.new_replica_plans(1) == [], "found some: there may be more"
+    assert hosts.new_replica_plans(1) == [] and hosts.new_replica_plans(0) == []
+    assert asked == [2, 2, 1]
+    assert hosts.new_replica_plans(3) == [], "further replicas have lost theirs"
+    assert asked == [2, 2, 1, 3]
 
 
 class Moving:

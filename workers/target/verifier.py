@@ -400,23 +400,33 @@ class Verifier:
             live = LiveRow(row, list(row.prompt), self._new_writer(row), time.perf_counter(), cached=shared)
             live.matching = matching
             live.acceptance = self.policy.new_row_acceptance()
-            if row.echo is not None and row.logprobs is not None:
-                live.prompt_scores = prompt_scores(self.engine, SCORED_ROW, row.prompt, row.logprobs, self._prompt_passed)
-                if any(math.isnan(value) for entry in live.prompt_scores for _, value in entry):
-                    yield self._fail(live, BadScores())
-                    continue
-            reason = live.resume(self._end_tokens, self.engine.context)
-            if reason is None:
-                reason, forced = live.append_forced(self._end_tokens, self.engine.context)
-                self.statistics.forced(forced)
-            self.counters.prompt_tokens += len(row.prompt)
-            self.counters.prompt_tokens_reused += min(shared, len(row.prompt))
-            self.counters.resumed_tokens += len(row.resumed)
+            try:
+                reason = self._begin(live)
+            except (NoSuchToken, BadScores) as error:
+                yield self._fail(live, error)
+                continue
             if reason is None:
                 self._rows.append(live)
             else:
                 yield self._finish(live, reason)
         self._waiting.extendleft(reversed(later))
+
+    def _begin(self, live: LiveRow) -> str | None:
+        """Give a new row what it has before its first pass: scores of its prompt, resumed and forced tokens. The finish
+        reason if it ends with them."""
+        row = live.row
+        if row.echo is not None and row.logprobs is not None:
+            live.prompt_scores = prompt_scores(self.engine, SCORED_ROW, row.prompt, row.logprobs, self._prompt_passed)
+            if any(math.isnan(value) for entry in live.prompt_scores for _, value in entry):
+                raise BadScores
+        reason = live.resume(self._end_tokens, self.engine.context)
+        if reason is None:
+            reason, forced = live.append_forced(self._end_tokens, self.engine.context)
+            self.statistics.forced(forced)
+        self.counters.prompt_tokens += len(row.prompt)
+        self.counters.prompt_tokens_reused += min(live.cached, len(row.prompt))
+        self.counters.resumed_tokens += len(row.resumed)
+        return reason
 
     def _prompt_passed(self, started: float, ended: float, tokens: int) -> None:
         """Count a pass that scored a prompt: it has no candidates, and no row gains a token."""
