@@ -101,6 +101,26 @@ struct Step {
   }
 };
 
+struct Taken {
+  size_t right;  // guesses
+  bool goes_on;
+};
+
+// Takes a row's choices of a pass, which are in the step's output from `at` on. The first choice is always valid; each later one follows
+// a guess, and is valid only if that guess was right.
+Taken take_all(const outrider_decode_batch &wanted, const Step &step, size_t at, ActiveRow *row, GuessRecord *record) {
+  size_t right = 0;
+  for (;;) {
+    const size_t place = at + right;
+    const bool goes_on = take(wanted, row, step.chosen[place], step.runners_up[place], step.margins[place]);
+    if (right == row->guesses.size()) return {right, goes_on};
+    const bool held = step.chosen[place] == row->guesses[right];
+    record->observe(held);
+    if (!held || !goes_on) return {right, goes_on};
+    ++right;
+  }
+}
+
 }  // namespace
 
 int32_t Engine::decode(const outrider_decode_batch &wanted) {
@@ -147,25 +167,15 @@ int32_t Engine::decode(const outrider_decode_batch &wanted) {
     double sum = 0.0;
     size_t at = 0;
     for (ActiveRow &row : going) {
-      // The first choice is always valid; each later one follows a guess, and is valid only if that guess was right.
       const size_t guesses = row.guesses.size();
-      size_t right = 0;
-      bool goes_on = true;
-      for (bool held = true; held && goes_on;) {
-        const size_t place = at + right;
-        goes_on = take(wanted, &row, step.chosen[place], step.runners_up[place], step.margins[place]);
-        if (right == guesses) break;
-        held = step.chosen[place] == row.guesses[right];
-        guess_records[row.kind].observe(held);
-        right += held && goes_on;
-      }
+      const Taken taken = take_all(wanted, step, at, &row, &guess_records[row.kind]);
       at += guesses + 1;
-      if (right < guesses) {
+      if (taken.right < guesses) {
         const int32_t id = wanted.rows[row.feed];
-        status = truncate(id, length(id) - static_cast<int32_t>(guesses - right));
+        status = truncate(id, length(id) - static_cast<int32_t>(guesses - taken.right));
         if (status != OUTRIDER_OK) return status;
       }
-      if (!goes_on) continue;
+      if (!taken.goes_on) continue;
       sum += row.reach - wanted.least_reach;
       still_going.push_back(std::move(row));
     }

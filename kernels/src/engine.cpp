@@ -112,6 +112,45 @@ void Engine::plan_linear() {
           packed_bytes(weights[static_cast<size_t>(op.weight)]) * (op.kind == OUTRIDER_HEADS ? op.heads : 1);
 }
 
+// The scratch memory that a row of a pass needs for converted inputs, and a thread for expanded codes.
+void Engine::plan_scratch() {
+  for (const outrider_op &op : ops) {
+    if (op.kind != OUTRIDER_LINEAR && op.kind != OUTRIDER_EXPERTS && op.kind != OUTRIDER_HEADS) continue;
+    // Input rows for each token: one for the token itself and one for each of its experts; or one for each head.
+    const int64_t rows = op.kind == OUTRIDER_EXPERTS ? op.kv_heads + 1 : op.kind == OUTRIDER_HEADS ? op.heads : 1;
+    const outrider_weight &weight = weights[static_cast<size_t>(op.weight)];
+    const int64_t digits = digits_of(weight.format);
+    most_words = std::max(most_words, rows * digits * words_in_row(weight));
+    most_expanded = std::max(most_expanded, expanded_bytes(weight));
+    if (!weight.group) continue;
+    // FACTORS has offsets for whole blocks: more than there are groups, in a matrix of one narrow block.
+    const int64_t blocks = (weight.columns + geometry(weight).block - 1) / geometry(weight).block;
+    const int64_t groups = (weight.columns + weight.group - 1) / weight.group;
+    most_groups = std::max(most_groups, rows * digits * std::max(groups, blocks * offsets_in_block(weight)));
+  }
+}
+
+// Gives each ROPE the index of its rotation (op.integer); those with the same frequencies share one.
+void Engine::plan_rotations() {
+  for (outrider_op &op : ops) {
+    if (op.kind != OUTRIDER_ROPE) continue;
+    const int32_t long_weight = op.longest ? op.bias : -1;
+    const auto same = [&](const std::unique_ptr<Rotation> &one) {
+      return one->weight == op.weight && one->long_weight == long_weight && one->factor == op.scale &&
+             one->half == op.rotated / 2;
+    };
+    const auto found = std::find_if(rotations.begin(), rotations.end(), same);
+    op.integer = static_cast<int32_t>(found - rotations.begin());
+    if (found != rotations.end()) continue;
+    auto rotation = std::make_unique<Rotation>();
+    rotation->weight = op.weight;
+    rotation->long_weight = long_weight;
+    rotation->factor = op.scale;
+    rotation->half = op.rotated / 2;
+    rotations.push_back(std::move(rotation));
+  }
+}
+
 int32_t Engine::create(const outrider_program &program, const outrider_options &options, std::unique_ptr<Engine> *result) {
   auto engine = std::make_unique<Engine>();
   const char *message = nullptr;
@@ -133,40 +172,8 @@ int32_t Engine::create(const outrider_program &program, const outrider_options &
   if (status == OUTRIDER_OK) status = engine->plan_recurrence();
   if (status != OUTRIDER_OK) return status;
   for (size_t i = 0; i < engine->widths.size(); ++i) engine->buffers.push_back(std::make_unique<Scratch>());
-  for (outrider_op &op : engine->ops) {
-    if (op.kind == OUTRIDER_LINEAR || op.kind == OUTRIDER_EXPERTS || op.kind == OUTRIDER_HEADS) {
-      // Input rows for each token: one for the token itself and one for each of its experts; or one for each head.
-      const int64_t rows = op.kind == OUTRIDER_EXPERTS ? op.kv_heads + 1 : op.kind == OUTRIDER_HEADS ? op.heads : 1;
-      const outrider_weight &weight = engine->weights[static_cast<size_t>(op.weight)];
-      const int64_t digits = digits_of(weight.format);
-      engine->most_words = std::max(engine->most_words, rows * digits * words_in_row(weight));
-      engine->most_expanded = std::max(engine->most_expanded, expanded_bytes(weight));
-      if (weight.group) {
-        // FACTORS has offsets for whole blocks: more than there are groups, in a matrix of one narrow block.
-        const int64_t blocks = (weight.columns + geometry(weight).block - 1) / geometry(weight).block;
-        const int64_t groups = (weight.columns + weight.group - 1) / weight.group;
-        engine->most_groups =
-            std::max(engine->most_groups, rows * digits * std::max(groups, blocks * offsets_in_block(weight)));
-      }
-    }
-    if (op.kind != OUTRIDER_ROPE) continue;
-    size_t index = 0;
-    const int32_t long_weight = op.longest ? op.bias : -1;
-    const auto same = [&](const Rotation &one) {
-      return one.weight == op.weight && one.long_weight == long_weight && one.factor == op.scale &&
-             one.half == op.rotated / 2;
-    };
-    while (index < engine->rotations.size() && !same(*engine->rotations[index])) ++index;
-    if (index == engine->rotations.size()) {
-      auto rotation = std::make_unique<Rotation>();
-      rotation->weight = op.weight;
-      rotation->long_weight = long_weight;
-      rotation->factor = op.scale;
-      rotation->half = op.rotated / 2;
-      engine->rotations.push_back(std::move(rotation));
-    }
-    op.integer = static_cast<int32_t>(index);
-  }
+  engine->plan_scratch();
+  engine->plan_rotations();
   status = engine->plan_pairs();
   if (status != OUTRIDER_OK) return status;
   engine->plan_linear();

@@ -152,6 +152,8 @@ struct Engine {
   void plan_pairs_of(int weight, int expert, int tile);
   bool in_pairs(const outrider_weight &weight) const;
   void plan_linear();
+  void plan_scratch();
+  void plan_rotations();
   // The LINEAR that computes the logits (the LM head), or null.
   outrider_op *head();
   void meet(const int32_t *tokens, int count);

@@ -101,6 +101,8 @@ struct Pass {
   void embed(const outrider_op &op, Rows rows, int thread);
   void norm(const outrider_op &op, Rows rows, int thread);
   void linear(const outrider_op &op, size_t index, const Part &part, Rows rows, AttentionBeside *beside, int thread);
+  // Multiplies the pieces of a matrix that this thread claims; the input has been prepared.
+  void multiply_pieces(Linear &task, size_t index, const Part &part, AttentionBeside *beside, int thread);
   void route(const outrider_op &op, int count, int thread);
   void group_by_expert(const outrider_op &op, int count);
   void multiply_experts(const outrider_op &op, size_t index, int count, int thread);

@@ -88,7 +88,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
   const float *in = engine.buffer(op.in);
   const int64_t in_stride = by_pair ? round_up(shape.columns, kLanes) : engine.stride(op.in);
   const Inputs inputs = inputs_of(shape);
-  const int parts = (shape.columns + piece_channels(shape) - 1) / piece_channels(shape);
+  const int parts = pieces_of_block(shape);
   const bool paired = engine.pair_constants_of(op.weight) != nullptr;
   std::vector<NeededExpert> &needed = needed_of_thread[static_cast<size_t>(thread)];
   needed.clear();

@@ -46,7 +46,7 @@ void Pass::multiply_heads(const outrider_op &op, size_t index, const Part &part,
   const Inputs inputs = inputs_of(shape);
   const int row_block = kernels.row_block(shape, rows.count);
   const auto input_of = [&](int64_t head) { return inputs.from(head * rows.count, rows.count, row_block); };
-  const int64_t parts = (shape.columns + piece_channels(shape) - 1) / piece_channels(shape);
+  const int64_t parts = pieces_of_block(shape);
   const int64_t items_of_head = input_of(0).blocks * parts;
   share(op.heads * items_of_head, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item) {

@@ -34,6 +34,12 @@ struct Inputs {
   }
 };
 
+// The pieces of channels in which a block of rows is prepared for a matrix of this shape.
+inline int pieces_of_block(const outrider_weight &shape) {
+  // The divisor is positive for every format that is prepared.
+  return (shape.columns + piece_channels(shape) - 1) / piece_channels(shape);  // NOLINT(clang-analyzer-core.DivideZero)
+}
+
 }  // namespace outrider
 
 #endif

@@ -4,6 +4,7 @@
 #include "pack.h"
 #include "pass.h"
 #include "pass_halves.h"
+#include "pass_inputs.h"
 
 namespace outrider {
 
@@ -14,31 +15,16 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
   const outrider_weight &weight = engine.weights[static_cast<size_t>(op.weight)];
   const Kernels &kernels = *engine.kernels;
   const int count = rows.count;
-  Input input{};
-  input.words = engine.words.as<int32_t>();
-  input.scales = engine.scales.as<float>();
-  input.offsets = engine.offsets.as<int32_t>();
-  input.starts = engine.starts.as<int32_t>();
-  input.row_words = words_in_row(weight);
-  input.tokens = count;
-  input.digits = digits_of(weight.format);
-  input.rows = count * input.digits;
   const int32_t *const constants = engine.pair_constants_of(op.weight);
   const bool can_pair = has_pair_constants(weight) ? constants != nullptr : engine.in_pairs(weight);
-  int row_block = kernels.row_block(weight, count);
-  if (can_pair && engine.enough_for_pairs(weight, count)) {
-    input.less = engine.less.as<int32_t>();
-    row_block = kMostInPairs / input.digits;
-  }
-  input.apart = row_block == 0;
-  input.blocks = row_block ? (count + row_block - 1) / row_block : count;
+  const bool in_pairs = can_pair && engine.enough_for_pairs(weight, count);
+  const int row_block = in_pairs ? kMostInPairs / digits_of(weight.format) : kernels.row_block(weight, count);
+  const Input input = inputs_of(weight).from(0, count, row_block, in_pairs);
   const int64_t in_stride = engine.stride(op.in);
   const float *in = engine.buffer(op.in) + rows.first * in_stride;
   // A block's rows are interleaved, so threads divide its channels: with a row for each thread they would write to the same cache lines,
   // and with a single row all but one thread would be idle.
-  // The divisor is positive for every format that is prepared.
-  const int parts =
-      (weight.columns + piece_channels(weight) - 1) / piece_channels(weight);  // NOLINT(clang-analyzer-core.DivideZero)
+  const int parts = pieces_of_block(weight);
   share(static_cast<int64_t>(input.blocks) * parts, thread, [&](int64_t first, int64_t last) {
     for (int64_t item = first; item < last; ++item)
       kernels.prepare(weight, in, in_stride, nullptr, input, static_cast<int>(item / parts),
@@ -61,8 +47,14 @@ void Pass::linear(const outrider_op &op, size_t index, const Part &part, Rows ro
   task.activation = op.activation;
   task.scale = op.scale;
   task.cap = op.cap;
-  // Each thread's first piece is fixed, and the next one is claimed before the current one is multiplied. So a thread prefetches the
-  // weights that it reads next while it finishes a piece, also those of the next matrix, across barriers and the operations in between.
+  multiply_pieces(task, index, part, beside, thread);
+}
+
+// Each thread's first piece is fixed, and the next one is claimed before the current one is multiplied. So a thread prefetches the
+// weights that it reads next while it finishes a piece, also those of the next matrix, across barriers and the operations in between.
+void Pass::multiply_pieces(Linear &task, size_t index, const Part &part, AttentionBeside *beside, int thread) {
+  const Kernels &kernels = *engine.kernels;
+  const outrider_weight &weight = *task.weight;
   const Pieces pieces = pieces_of(weight);
   const int threads = engine.pool->threads(), later = engine.next_linear[index];
   const outrider_weight *later_weight =
