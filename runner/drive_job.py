@@ -17,6 +17,7 @@ from outrider.runner.hosts.submit import absolute_model
 from outrider.runner.hosts.this_machine import Hosts, local_host
 from outrider.runner.job.directory import describe
 from outrider.runner.job.identity import check_same
+from outrider.runner.job.journal import Journal
 from outrider.runner.job.results import write_results
 from outrider.runner.model_choice import placement_request_of
 from outrider.runner.options.job import JobSpec
@@ -72,19 +73,24 @@ def _hosts(spec: JobSpec, prepared: PreparedJob, display: Watcher) -> Iterator[t
 
 
 def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watcher) -> dict[str, Any]:
-    """Run until all rows have ended or a stop is asked for; returns the values for job.json."""
+    """Run until all rows have ended or a stop is asked for, and write the job's files; returns the outcome in job.json."""
     journal = prepared.journal
     counts = journal.counts()
-    interrupted = False
     if counts.pending:
         # Failed rows alone do not mean that the job has run: rows that are wrong in the input fail at admission.
         if journal.meta("numeric_path") is not None and (counts.done or counts.failed):
             display.say(f"resuming {directory}: {counts.done + counts.failed:,} of {counted(counts.rows, 'row')} ended")
-        interrupted = _run_pending(spec, directory, prepared, display)
-    else:
-        for option, what in _UNUSED.items():
-            if getattr(spec, option) is not None:
-                display.say(f"note: {flag_of(JobSpec, option)}: nothing was left to do, so {what}")
+        return _run_pending(spec, directory, prepared, display)
+    for option, what in _UNUSED.items():
+        if getattr(spec, option) is not None:
+            display.say(f"note: {flag_of(JobSpec, option)}: nothing was left to do, so {what}")
+    outcome = _outcome(journal, interrupted=False)
+    for write in _files(journal, directory, lambda: outcome):
+        write()
+    return outcome
+
+
+def _outcome(journal: Journal, interrupted: bool) -> dict[str, Any]:
     return {
         "summary": summarize(journal),
         "over_time": statistics.over_time(journal.meta(statistics.KEY)),
@@ -94,8 +100,17 @@ def drive(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watche
     }
 
 
-def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watcher) -> bool:
-    """Run the pending rows, and write the job's files; True if it was stopped before all of them had ended."""
+def _files(journal: Journal, directory: Path, description: Callable[[], dict[str, Any]]) -> list[Callable[[], object]]:
+    """The steps that write the job's files. The report has what job.json says."""
+    return [
+        lambda: write_results(journal, directory),
+        lambda: describe(directory, journal, description()),
+        lambda: write_report(journal, directory, running=False),
+    ]
+
+
+def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watcher) -> dict[str, Any]:
+    """Run the pending rows until all have ended or a stop is asked for, and write the job's files; returns the outcome."""
     journal = prepared.journal
 
     def in_place(step: Callable[[], object]) -> Callable[[], object]:
@@ -106,6 +121,12 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
             step()
 
         return checked
+
+    outcome: dict[str, Any] = {}
+
+    def description() -> dict[str, Any]:
+        outcome.update(_outcome(journal, driver.draining and journal.counts().pending > 0))
+        return {**_run_details(driver), **outcome}
 
     def agree_on_path(path: dict[str, str]) -> None:
         kept = journal.meta("numeric_path")
@@ -137,9 +158,7 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
                 display.say,
                 lambda: _close(trace, display),
                 # Also after an error, so that the rows that are done can be read.
-                in_place(lambda: write_results(journal, directory)),
-                in_place(lambda: describe(directory, journal, _run_details(driver))),
-                in_place(lambda: write_report(journal, directory, running=False)),
+                *map(in_place, _files(journal, directory, description)),
             ),
         ):
             try:
@@ -153,7 +172,7 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
                     if said := trace.set_aside():
                         display.say(f"trace: {said}")
                     raise
-        return driver.draining and journal.counts().pending > 0
+        return outcome
 
 
 @contextmanager

@@ -21,20 +21,17 @@ from outrider.runner.job.directory import (
     check_apart,
     check_free,
     default_directory,
-    describe,
     job_lock,
     open_job,
     path_exists,
 )
 from outrider.runner.job.piped_input import is_piped
 from outrider.runner.job.prompts import check_input
-from outrider.runner.job.results import write_results
 from outrider.runner.on_end import run_on_end
 from outrider.runner.options.job import JobSpec
 from outrider.runner.prepare_job import prepare
 from outrider.runner.printable import printable
 from outrider.runner.report.display import Display, Watcher, console, summary_table
-from outrider.runner.report.report import write_report
 from outrider.runner.report.status import status_of
 from outrider.runner.report.words import failure_lines
 from outrider.runner.safe_path import environment_as_given
@@ -145,10 +142,6 @@ def _least_actors(spec: JobSpec) -> int:
 
 def _run_held(spec: JobSpec, directory: Path, display: Watcher, retry_failed: bool) -> dict[str, Any]:
     prepared = prepare(spec, directory, display, retry_failed)
-    journal = prepared.journal
     outcome = drive(spec, directory, prepared, display)
-    write_results(journal, directory)
-    describe(directory, journal, outcome)
-    write_report(journal, directory, running=False)
-    journal.close()
+    prepared.journal.close()
     return outcome

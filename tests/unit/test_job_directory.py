@@ -833,6 +833,47 @@ def test_a_job_that_is_told_twice_to_end_finishes_what_is_under_way(
     assert len([each for each in heard.said if "finishing the rows under way" in each]) == 1
 
 
+def test_a_job_that_is_stopped_at_once_says_so_in_its_description(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, signals: None
+) -> None:
+    """Its summary counts the rows that are done, too, as results.jsonl has them."""
+    record = Journal.record
+
+    def stops(self: Journal, done: Any, failed: Any, *kept: Any) -> None:
+        record(self, done, failed, *kept)
+        if done:
+            monkeypatch.setattr(Journal, "record", record)
+            monkeypatch.setattr(drive_job, "is_repeated_signal", lambda: False)
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Journal, "record", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(spec_of(*[ROW] * 30), heard)
+    description = json.loads(Path("job/job.json").read_text())
+    done = len(Path("job/results.jsonl").read_text().splitlines())
+    assert description["interrupted"] and 0 < done < 30
+    assert description["summary"]["done"] == done
+
+
+def test_the_files_of_a_job_are_written_once(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a million rows that takes a while; a retry or a run with nothing left writes them as well."""
+    written: list[str] = []
+    for name in ("write_results", "write_report"):
+        write = getattr(drive_job, name)
+
+        def once(*asked: Any, of: str = name, call: Any = write, **options: Any) -> Any:
+            written.append(of)
+            return call(*asked, **options)
+
+        monkeypatch.setattr(drive_job, name, once)
+    run_job(spec_of(*[ROW] * 3), heard)
+    assert written == ["write_results", "write_report"]
+    assert "summary" in Path("job/report.html").read_text() and json.loads(Path("job/job.json").read_text())["summary"]
+    run_job(spec_of(*[ROW] * 3), heard)
+    assert written == ["write_results", "write_report"] * 2
+
+
 @pytest.mark.parametrize("begun_anew", [False, True], ids=["moved", "and begun anew"])
 def test_a_job_whose_directory_is_moved_ends_and_writes_into_no_other(
     heard: Heard, monkeypatch: pytest.MonkeyPatch, begun_anew: bool
