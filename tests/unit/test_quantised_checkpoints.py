@@ -513,6 +513,7 @@ def test_awq_settings_that_are_not_honoured_are_refused(settings: dict[str, Any]
         ({"dynamic": {"-:.*up_proj": {}}}, '"dynamic" in quantization_config says that it is not'),
         ({"dynamic": {"+:(": {}}}, "which is no pattern"),
         ({"group_size": 7}, "groups of 7 do not divide"),
+        ({"rotation": "hadamard"}, '"rotation", which is not known here'),
     ],
 )
 def test_gptq_settings_that_are_not_honoured_are_refused(settings: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ MXFP4, NVFP4, MXFP8 = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-qua
 PACKED, PLAIN = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized", MXFP8)
 # The groups of four-bit floats.
 GROUPS = {MXFP4: 32, NVFP4: 16}
+# What turns the inputs of weights; formats differ in where they state it.
+ROTATIONS = ("transform_config", "rotation", "rotation_config", "spinquant_config")
 Meant = TypeVar("Meant")
 
 
@@ -68,6 +70,8 @@ def read_quantisation(values: Mapping[str, Any], source: str) -> Quantisation | 
         of_mlx = f', as MLX writes it, and no "{OF_MLX}" beside it' if {"bits", "group_size"} <= set(section.values) else ""
         found = f'"quant_method" {quoted(method)}' if method else f'no "quant_method"{of_mlx}'
         raise ModelError(f"{section.source} has {found}: of quantised checkpoints, {FORMATS} are read")
+    for key in ROTATIONS:
+        section.absent(key)
     return readers[method](section)
 
 
@@ -175,8 +179,6 @@ class Compressed:
 
 
 def _compressed(section: Section) -> Compressed:
-    # Rotations change the inputs of weights, and sparsity their layout.
-    section.absent("transform_config")
     sparsity = section.values.get("sparsity_config")
     if sparsity and Section(sparsity, f'{section.source}: "sparsity_config"').text("format", "dense") != "dense":
         raise section.refuse('has a "sparsity_config", which is not known here')

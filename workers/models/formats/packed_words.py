@@ -135,8 +135,6 @@ def read_auto_round(section: Section) -> Awq | Gptq:
     section.one_of("data_type", ("int",), "int")
     if (bits := section.number("act_bits", 16)) < 16:
         raise section.refuse(f'has "act_bits": {bits}: only weights that are quantised are read of auto-round')
-    for key in ("rotation_config", "spinquant_config"):
-        section.absent(key)
     packing = section.text("packing_format", "auto_round:gptq" if section.flag("sym", True) else "")
     if packing not in (*AS_AWQ, *AS_GPTQ, *AS_GPTQ_V2):
         found = f'"packing_format": {quoted(packing)}' if packing else 'no "packing_format"'
