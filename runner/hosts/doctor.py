@@ -14,16 +14,17 @@ from pathlib import Path
 from outrider.runner.counted import counted
 from outrider.runner.hosts.auth import has_token, token_file
 from outrider.runner.hosts.host_report import about_open_folder
-from outrider.runner.hosts.limits import LEAST_SHARED_BYTES
+from outrider.runner.hosts.limits import LEAST_SHARED_BYTES, too_low
 from outrider.runner.planning import sysfs
 from outrider.runner.planning.allowance import available_bytes
 from outrider.runner.planning.topology import Topology, read_topology
 from outrider.workers import ray_compat
-from outrider.workers.errors import OutriderError
+from outrider.workers.errors import OutriderError, UsageError
 from outrider.workers.machine import core_leases as leases
 from outrider.workers.machine import pin_check, pinning
 from outrider.workers.machine.private_folder import open_to_others
 from outrider.workers.models import ipex
+from outrider.workers.models.packed_cache import cache_directory, chosen_limit
 
 OK, BETTER, WRONG = "ok", "could be better", "wrong"
 # Ray's object store is in /dev/shm; with less it falls back to the disk.
@@ -197,6 +198,37 @@ def _shared_memory(files: MachineFiles) -> Iterator[Check]:
     yield Check("shared memory", state, f"{free / 1e9:.1f} GB free in {files.shared_memory}", mend)
 
 
+def _limits(files: MachineFiles) -> Iterator[Check]:
+    # A target and a draft.
+    low = too_low(actors=2)
+    if low is None:
+        yield Check("limits", OK, "enough open files, address space and threads for a job")
+    else:
+        yield Check("limits", WRONG, low.sentence.partition("; ")[0], low.command)
+
+
+def _packed_weights(files: MachineFiles) -> Iterator[Check]:
+    try:
+        folder, limit = cache_directory(), chosen_limit()
+    except UsageError as refusal:  # OUTRIDER_CACHE or OUTRIDER_CACHE_GB says nothing that can be followed
+        yield Check(
+            "packed weights", WRONG, str(refusal), "export OUTRIDER_CACHE=/a/folder OUTRIDER_CACHE_GB=50, or unset both"
+        )
+        return
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if limit == 0:
+        yield Check("packed weights", OK, "are not kept (OUTRIDER_CACHE_GB=0): each start packs them")
+    elif not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        yield Check(
+            "packed weights",
+            BETTER,
+            f"{folder} cannot be written: each start packs them",
+            "export OUTRIDER_CACHE=/a/folder",
+        )
+    else:
+        yield Check("packed weights", OK, f"kept in {folder}")
+
+
 def _core_leases(files: MachineFiles) -> Iterator[Check]:
     held = leases.holders()
     if held:
@@ -348,6 +380,8 @@ CHECKS: tuple[Callable[[MachineFiles], Iterator[Check]], ...] = (
     _numa_balancing,
     _memory,
     _shared_memory,
+    _limits,
+    _packed_weights,
     _core_leases,
     _kernels,
     _instruction_set,

@@ -40,16 +40,30 @@ LEAST = (
 )
 
 
+class TooLow(NamedTuple):
+    """A limit that no job can run under: a sentence with a remedy after its semicolon, and the remedy as a command."""
+
+    sentence: str
+    command: str
+
+
 def check_limits(actors: int = 1) -> None:
     """Refuse limits that are too small for a job with this many ``actors``.
 
     With too few threads actors die as they start, without a message.
     """
+    if (low := too_low(actors)) is not None:
+        raise JobError(low.sentence)
+
+
+def too_low(actors: int) -> TooLow | None:
+    """The first limit that is too small for a job with this many actors."""
     for limit, flag, least, unit, what in LEAST:
         allowed, _ = resource.getrlimit(limit)
         if allowed != resource.RLIM_INFINITY and allowed < least * unit:
-            raise JobError(
-                f"ulimit {flag} allows {allowed // unit:,} {what}, and a job here needs {least:,} at least; raise it"
+            return TooLow(
+                f"ulimit {flag} allows {allowed // unit:,} {what}, and a job here needs {least:,} at least; raise it",
+                f"ulimit {flag} {least}",
             )
     needed = SERVERS_AND_DRIVER_THREADS + actors * ACTOR_THREADS
     if (found := _startable(needed)) < needed:
@@ -57,11 +71,13 @@ def check_limits(actors: int = 1) -> None:
         of_user = "no limit" if allowed == resource.RLIM_INFINITY else f"{allowed:,}"
         # Whether a job with one actor gets a draft is mostly not known yet.
         asked = f"{needed:,}, or {needed + ACTOR_THREADS:,} with a draft model," if actors == 1 else f"{needed:,}"
-        raise JobError(
-            f"only {found:,} more threads can be started here, and a job needs {asked} at least: raise the "
+        return TooLow(
+            f"only {found:,} more threads can be started here, and a job needs {asked} at least; raise the "
             f"limit of this user's processes (ulimit -u: {of_user}) or the container's (docker run --pids-limit), or end "
-            "others"
+            "others",
+            "ulimit -u unlimited, docker run --pids-limit=-1, or end other processes",
         )
+    return None
 
 
 def full_shared_memory(folder: Path = SHARED_MEMORY) -> str | None:

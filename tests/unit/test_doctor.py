@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -59,6 +60,33 @@ def test_shared_memory_in_which_no_job_can_start_is_wrong(files: MachineFiles, m
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     read_only = check(files, "shared memory")
     assert (read_only.state, read_only.found) == (WRONG, f"{files.shared_memory} cannot be written: no job can be started")
+
+
+def test_limits_under_which_no_job_runs_are_wrong(files: MachineFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line was "ok" where the next command, a job, was refused at once."""
+    assert check(files, "limits").state == OK
+    known = resource.getrlimit
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (30, 30) if limit == resource.RLIMIT_NOFILE else known(limit))
+    low = check(files, "limits")
+    assert low == Check(
+        "limits", WRONG, "ulimit -n allows 30 open files, and a job here needs 128 at least", "ulimit -n 128"
+    )
+
+
+def test_a_cache_of_packed_weights_that_cannot_be_kept_is_named(
+    files: MachineFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "not made yet"))
+    assert check(files, "packed weights") == Check("packed weights", OK, f"kept in {tmp_path / 'not made yet'}")
+    monkeypatch.setenv("OUTRIDER_CACHE_GB", "much")
+    wrong = check(files, "packed weights")
+    assert (wrong.state, wrong.found.partition(" is ")[0]) == (WRONG, 'OUTRIDER_CACHE_GB="much"')
+    monkeypatch.setenv("OUTRIDER_CACHE_GB", "0")
+    assert check(files, "packed weights").state == OK
+    monkeypatch.delenv("OUTRIDER_CACHE_GB")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "in it"))
+    assert check(files, "packed weights").state == BETTER
 
 
 def test_every_line_has_a_state_and_every_wrong_one_a_remedy() -> None:

@@ -72,7 +72,7 @@ def test_each_actor_needs_some(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit of 165 let a job begin whose draft, and then its target, died again and again as they started."""
     monkeypatch.setattr(limits, "_startable", lambda count: min(count, 163))
     check_limits()
-    with pytest.raises(JobError, match=r"^only 163 more threads can be started here, and a job needs 166 at least: "):
+    with pytest.raises(JobError, match=r"^only 163 more threads can be started here, and a job needs 166 at least; "):
         check_limits(actors=2)
 
 
@@ -93,7 +93,7 @@ def test_a_job_is_told_at_once_how_many_it_needs(tmp_path: Path, monkeypatch: py
         spec = JobSpec(input=tmp_path / "in.txt", out=tmp_path / "job", draft=draft, replicas=replicas or None)
         with pytest.raises(JobError) as refused:
             run_job(spec, EventWriter(2))
-        assert f"can be started here, and a job needs {needed} at least: " in str(refused.value)
+        assert f"can be started here, and a job needs {needed} at least; " in str(refused.value)
     assert not (tmp_path / "job").exists()
 
 
