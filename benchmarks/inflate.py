@@ -17,6 +17,7 @@ The result is written shard by shard: memory stays under a gigabyte whatever the
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import shutil
 import sys
@@ -301,14 +302,20 @@ def inflate(source: Path, out: Path, shape: Shape, noise: float = 0.0, seed: int
 
 
 def made_once(path: Path, make: Callable[[Path], None]) -> Path:
-    """The model's directory as ``make`` fills it, unless it is there already. An interrupted one is begun anew."""
-    if not (path / "config.json").is_file():
-        print(f"making {path}", file=sys.stderr, flush=True)
-        partial = path.with_name(f"{path.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        make(partial)
-        shutil.rmtree(path, ignore_errors=True)
-        partial.rename(path)
+    """The model's directory as ``make`` fills it, unless it is there already. An interrupted one is begun anew, one that
+    another benchmark is making is waited for."""
+    if (path / "config.json").is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (path / "config.json").is_file():
+            print(f"making {path}", file=sys.stderr, flush=True)
+            partial = path.with_name(f"{path.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            make(partial)
+            shutil.rmtree(path, ignore_errors=True)
+            partial.rename(path)
     return path
 
 

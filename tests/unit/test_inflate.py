@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +108,29 @@ def test_a_model_is_made_once_and_an_interrupted_one_begun_anew(tmp_path: Path) 
         assert made_once(tmp_path / "model", make) == tmp_path / "model"
     assert len(turns) == 2
     assert sorted(file.name for file in (tmp_path / "model").iterdir()) == ["config.json", "tokenizer.json"]
+
+
+def test_two_benchmarks_do_not_make_one_model_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second removed what the first had written so far, and both wrote into one folder."""
+    waiting, made, lock = threading.Event(), list[str](), fcntl.flock
+
+    def flock(*arguments: Any) -> None:
+        if threading.current_thread() is other:
+            waiting.set()
+        lock(*arguments)
+
+    def make(path: Path) -> None:
+        made.append(threading.current_thread().name)
+        path.mkdir()
+        other.start()
+        assert waiting.wait(60)
+        (path / "config.json").touch()
+
+    other = threading.Thread(target=made_once, args=(tmp_path / "models" / "model", make), name="other")
+    monkeypatch.setattr(fcntl, "flock", flock)
+    made_once(tmp_path / "models" / "model", make)
+    other.join(60)
+    assert len(made) == 1 and not other.is_alive()
 
 
 @pytest.mark.parametrize("head_size", [32, 128])
