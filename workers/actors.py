@@ -123,7 +123,8 @@ class TargetActor:
         harvest = self._loop.harvest(timeout)
         self._metrics.ended(harvest.ended)
         self._metrics.publish(harvest.counters)
-        return replace(harvest, notes=self._notes)
+        of_link = self._link.note if self._link is not None else None
+        return replace(harvest, notes=self._notes if of_link is None else (*self._notes, of_link))
 
     def clock(self) -> float:
         """The clock of this process's timeline."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import children_titled, finish, outrider, rows_done, start, wait_for_rows
+from safetensors.torch import load_file, save_file
 
 from outrider.workers.models.model_info import find
 
@@ -106,6 +107,27 @@ def test_a_model_whose_path_is_no_utf8_runs_or_is_one_sentence(engine: str, code
     done = outrider("run", "in.jsonl", "-o", "job", "-m", path, *options, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert code == 0 or "m\\udce4 cannot be loaded: " in done.stderr, done.stderr
+
+
+def test_a_draft_whose_scores_are_no_numbers_is_named_and_changes_no_text(tmp_path: Path) -> None:
+    """Each of its weights is finite, so it is only found as it drafts. Nobody was told that the job had no draft."""
+    draft = Path(shutil.copytree(find("pocket-draft"), tmp_path / "draft"))
+    weights = load_file(draft / WEIGHTS)
+    save_file({name: weight * 1e30 if "norm" in name else weight for name, weight in weights.items()}, draft / WEIGHTS)
+    rows = [
+        {"prompt": f"def f{number}(x):", "max_tokens": 30, "seed": 3, "temperature": number % 2} for number in range(12)
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain = outrider("run", "in.jsonl", "-o", "plain", "--draft", "none", cwd=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    # One row at a time, so that rows are left when the draft is loaded.
+    layout = ("--layout", "shared", "--draft-tokens", "3", "--batch", "1")
+    done = outrider("run", "in.jsonl", "-o", "job", "--draft", draft, *layout, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "note: the draft answered 3 requests in succession with an error; rows go on without it" in said
+    assert "a logit is not a finite number" in said
+    assert (tmp_path / "job" / "results.jsonl").read_bytes() == (tmp_path / "plain" / "results.jsonl").read_bytes()
 
 
 def test_weights_that_change_under_a_job_end_it_and_put_back_let_it_go_on(model: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from outrider.workers.engines.costs import CostCurve
 from outrider.workers.messages import DraftReply, DraftRequest, Row, Sampling
 from outrider.workers.speculation import CandidateRequest, DraftCost, LayoutKind
 from outrider.workers.target import draft_link
-from outrider.workers.target.draft_link import MOST_ERRORS, DraftLink
+from outrider.workers.target.draft_link import MOST_ERRORS, REST_SECONDS, DraftLink
 from outrider.workers.target.live_row import LiveRow
 from outrider.workers.target.proposers import NO_PROPOSAL, Proposal
 from outrider.workers.target.statistics import TargetStatistics
@@ -254,13 +254,35 @@ def test_a_draft_that_failed_once_is_asked_again_with_whole_rows() -> None:
     assert [ask.rows[0].start for ask in actor.asks] == [0, 0]
 
 
-def test_a_draft_that_always_fails_is_given_up() -> None:
-    actor = Actor(lambda ask: Reply(broken()))
+def test_a_draft_that_always_fails_is_left_alone_for_a_while_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was given up for good, and nobody was told: a server could lose its draft by a moment's want of memory."""
+    now = [100.0]
+    monkeypatch.setattr(draft_link.time, "monotonic", lambda: now[0])
+    engine = FakeEngine()
+    drafter, mended = Drafter(engine, {END}), list[bool]()
+    actor = Actor(lambda ask: Reply(drafter.propose(ask) if mended else broken()))
     draft, row = link(actor), live(1, [1, 2])
-    for _ in range(MOST_ERRORS + 4):
+    for _ in range(MOST_ERRORS - 1):
+        propose(draft, [row], [2])
+    assert not draft.note
+    for _ in range(5):
         assert propose(draft, [row], [2]) == [NO_PROPOSAL]
     assert len(actor.asks) == MOST_ERRORS
     assert draft.draft_cost(1) is None
+    said = str(draft.note)
+    assert said.startswith(f"the draft answered {MOST_ERRORS} requests in succession with ")
+    assert "asked again in 10 minutes" in said
+
+    now[0] += REST_SECONDS  # one more error begins the next ten minutes
+    for _ in range(3):
+        assert propose(draft, [row], [2]) == [NO_PROPOSAL]
+    assert len(actor.asks) == MOST_ERRORS + 1
+
+    now[0] += REST_SECONDS
+    mended.append(True)
+    for _ in range(MOST_ERRORS):
+        assert len(propose(draft, [row], [2])[0].tokens) == 2
+    assert draft.ready and draft.draft_cost(1) is not None
 
 
 def test_a_row_that_ends_after_a_failed_round_is_still_closed() -> None:
@@ -274,7 +296,7 @@ def test_a_row_that_ends_after_a_failed_round_is_still_closed() -> None:
 
 
 def test_rows_that_end_without_the_draft_are_not_named_to_it() -> None:
-    """A draft that does not pay is not asked for hours, while thousands of rows end; one that was given up never is."""
+    """A draft that does not pay is not asked for hours, while thousands of rows end; nor is one that was lost."""
     actor, _ = drafting()
     draft = link(actor)
     propose(draft, [live(1, [1, 2]), live(2, [1, 2])], [2, 0])
@@ -304,7 +326,7 @@ def test_a_forgotten_row_is_sent_whole() -> None:
 def test_the_hop_is_what_the_target_waited_beyond_the_drafts_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
     # When it asks, when it has asked, when it begins to wait, when the answer is there.
     clock = iter([0.0, 0.3, 1.0, 1.2, 10.0, 10.0, 10.0, 14.0])
-    monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock), monotonic=lambda: 0.0))
     replies = iter([DraftReply(1, {}, (), 0.4, 0.1), DraftReply(2, {}, (), 3.0, 0.3)])
     draft = link(Actor(lambda ask: Reply(next(replies))))
     assert draft.draft_cost(1) == DraftCost(0.0, rows=0), "until something is known candidates count as free"
@@ -320,7 +342,7 @@ def test_the_hop_is_what_the_target_waited_beyond_the_drafts_own_work(monkeypatc
 
 def test_sending_and_waiting_are_the_hop_but_for_what_the_draft_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.4, 1.0, 1.5])
-    monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(draft_link, "time", SimpleNamespace(perf_counter=lambda: next(clock), monotonic=lambda: 0.0))
     statistics = TargetStatistics()
     made = DraftLink(5.0, statistics=statistics)
     made.attach(CallTransport(Actor(lambda ask: Reply(DraftReply(ask.round, {}, (), 0.7)))))

@@ -16,8 +16,8 @@ from outrider.workers.target.proposers import NO_PROPOSAL, PendingProposals, Pro
 from outrider.workers.target.statistics import TargetStatistics
 
 logger = logging.getLogger(__name__)
-# A draft that answers with an error this often in a row is not asked again.
-MOST_ERRORS = 3
+# A draft that answers with an error this often in a row is left alone for so long: a want of memory may pass.
+MOST_ERRORS, REST_SECONDS = 3, 600.0
 
 
 @dataclass(slots=True)
@@ -36,8 +36,13 @@ class _Draft:
     closed: list[int] = field(default_factory=list)
     late: list[Reply] = field(default_factory=list)
     errors: int = 0
+    resting_until: float = 0.0
     lost: bool = False
     configured: bool = False
+
+    @property
+    def asked(self) -> bool:
+        return not self.lost and time.monotonic() >= self.resting_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,8 @@ class DraftLink:
         self._round = 0
         self._layout: Layout | None = None
         self._draft_costs: dict[str, _DraftCosts] = {}
+        # For the user: the first draft that was left alone for its errors, and the last of these.
+        self.note: str | None = None
 
     @property
     def _current(self) -> _DraftCosts:
@@ -112,7 +119,7 @@ class DraftLink:
     @property
     def ready(self) -> bool:
         draft = self._draft
-        return draft is not None and not draft.lost
+        return draft is not None and draft.asked
 
     def set_layout(self, layout: Layout) -> None:
         """Tell the draft to use this layout before its next request. Costs are kept separately for each layout."""
@@ -136,7 +143,7 @@ class DraftLink:
 
     def draft_cost(self, rows: int, layout: str | None = None) -> DraftCost | None:
         draft = self._draft
-        if draft is None or draft.lost:
+        if draft is None or not draft.asked:
             return None
         # Until a round has been measured candidates count as free, so that the first round asks.
         draft_costs = self._current if layout is None else self._draft_costs.get(layout, _DraftCosts())
@@ -158,7 +165,7 @@ class DraftLink:
     def ask(self, rows: Sequence[LiveRow], request: CandidateRequest) -> PendingProposals:
         draft = self._draft
         asked = None
-        if draft is not None and not draft.lost:
+        if draft is not None and draft.asked:
             try:
                 if _caught_up(draft):
                     asked = self._ask(draft, rows, request)
@@ -213,8 +220,9 @@ class DraftLink:
             # The draft lives, but its rows may be inconsistent: they are sent whole next time.
             draft.errors += 1
             draft.known.clear()
-            draft.lost = draft.errors >= MOST_ERRORS
             logger.warning("the draft failed, this round goes on without it: %s", error)
+            if draft.errors >= MOST_ERRORS:
+                self._leave_alone(draft, error)
             return nothing
         except DraftLost as error:
             self._lose(draft, error)
@@ -241,6 +249,15 @@ class DraftLink:
             return nothing
         tokens, runners_up, reaches = candidates.tokens, candidates.runners_up, candidates.reaches
         return [Proposal(tokens.get(key, ()), runners_up.get(key, ()), reaches=reaches.get(key, ())) for key in asked.rows]
+
+    def _leave_alone(self, draft: _Draft, error: DraftFailed) -> None:
+        """Decode plainly for a while; one more error begins the next while."""
+        draft.resting_until = time.monotonic() + REST_SECONDS
+        if self.note is None:
+            self.note = (
+                f"the draft answered {MOST_ERRORS} requests in succession with an error; rows go on without it, and it is "
+                f"asked again in {REST_SECONDS / 60:.0f} minutes: {error}"
+            )
 
     def _lose(self, draft: _Draft, error: DraftLost) -> None:
         """Decode plainly until the driver attaches another draft."""
