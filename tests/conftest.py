@@ -27,8 +27,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A full collection of garbage walks all that torch and transformers hold, half a second, and by Python's own numbers comes
-# every few tests: a fifth of the time. Here it comes with each file instead, and what that holds is not looked at again.
-gc.set_threshold(700, 10, 1000)
+# every few tests: a fifth of the time. Here it comes before each file instead (tests/support/shared_files.py), and what the
+# file's imports hold is not looked at again.
+gc.set_threshold(7000, 10, 1000)
 
 settings.register_profile("outrider", max_examples=examples(100), derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("outrider")
@@ -82,5 +83,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
     gc.freeze()

@@ -2,8 +2,8 @@
 
     python tools/parallel_tests.py [--processes N] [--in-memory] [--cache DIR] [FILE | FOLDER ...] [-- arguments of pytest]
 
-pytest-xdist has every process collect every file, and so import all that any test needs. Here half of the processes begin
-with the files that reach torch, the others with the rest, so that most modules are imported by one half only.
+pytest-xdist has every process collect every file, and so import all that any test needs. Here less than half of the
+processes begin with the files that reach torch, the others with the rest, so that most modules are imported by some only.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ MEMORY, ENOUGH_MEMORY = Path("/dev/shm"), 6 << 30
 NO_TESTS, INTERNAL_ERROR = 5, 3
 INTERRUPTED = 130
 PR_SET_THP_DISABLE = 41
+# Processes that begin with the light files are more than half and give way to the others, whose files are half of the work.
+GIVE_WAY = 10
 
 
 def ordered(places: Sequence[str]) -> list[str]:
-    """The files, those with heavy imports first. Half of the processes begin at the end; large files are at both ends, so
+    """The files, those with heavy imports first. Most of the processes begin at the end; large files are at both ends, so
     that processes meet at small files and end at the same time."""
     paths = [ROOT / place for place in places]
     files = {file for path in paths for file in ([path] if path.suffix == ".py" else path.rglob("test_*.py"))}
@@ -86,7 +88,13 @@ def do_without_huge_pages() -> None:
 
 
 def started(
-    files: list[str], claims: Path, log: Path, cache: Path, temporary: Path | None, more: Sequence[str]
+    files: list[str],
+    claims: Path,
+    log: Path,
+    cache: Path,
+    temporary: Path | None,
+    more: Sequence[str],
+    gives_way: bool = False,
 ) -> subprocess.Popen[bytes]:
     # Without percentages, which would be those of a file. Each process has one thread for torch: more would wait for each
     # other.
@@ -94,10 +102,9 @@ def started(
     environment = {"OMP_NUM_THREADS": "1", **os.environ, SHARED: json.dumps([files, str(claims)])}
     if temporary is not None:
         environment["TMPDIR"] = str(temporary)
+    command = [*(("nice", "-n", str(GIVE_WAY)) if gives_way else ()), sys.executable, "-m", "pytest", *options]
     with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
-        )
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]], claims: Path, files: int) -> None:
@@ -142,8 +149,18 @@ def main() -> int:
         claims.mkdir()
         logs = [Path(folder) / f"{number}.log" for number in range(min(arguments.processes, len(files)))]
         caches = [log.with_suffix("") for log in logs]
+        # Those with light files, of which an odd number has one more, would take more than half of the cores.
+        one_more = len(logs) % 2 == 1 < len(logs)
         processes = [
-            started(files[:: -1 if number % 2 else 1], claims, log, cache, temporary, words[end + 1 :])
+            started(
+                files[:: 1 if number % 2 else -1],
+                claims,
+                log,
+                cache,
+                temporary,
+                words[end + 1 :],
+                gives_way=one_more and number % 2 == 0,
+            )
             for number, (log, cache) in enumerate(zip(logs, caches, strict=True))
         ]
         interrupted = False

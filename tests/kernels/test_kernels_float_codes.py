@@ -136,7 +136,7 @@ def joined(program: Program, weights: list[tuple[Weight, np.ndarray]]) -> Packed
     return Packed(program, memory)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("isa", library.available_instruction_sets())
 @pytest.mark.parametrize(
     ("name", "shape"),

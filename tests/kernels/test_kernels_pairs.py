@@ -64,7 +64,7 @@ def test_pairs_at_every_number_of_rows(shape, group, codes, format, monkeypatch)
     assert_bits_of_generic(model, "avx512pairs", text, (tuple(range(1, 26)), (97, 110)), monkeypatch)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(8)
 @FORMATS
 @pytest.mark.parametrize(
     "name",

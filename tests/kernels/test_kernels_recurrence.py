@@ -67,7 +67,7 @@ def test_a_truncation_of_any_length(model: Packed, taken_back: int, prompt: int)
             length -= back
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("candidates", [1, 4, 16, 30])
 def test_every_candidate_of_a_pass_can_be_gone_back_to(model: Packed, candidates: int) -> None:
     text, other = (tokens(HYBRID, 130, seed) for seed in (1, 2))
@@ -168,11 +168,11 @@ def random_walk(engine: NativeModel, seed: int) -> None:
                 assert_same_bits(answer.logits, logits)
 
 
-# Which walk it is concerns what all instruction sets share: two more walks have the machine's best one.
-WALKS = [(isa, (0, 1)) for isa in INSTRUCTION_SETS] + [(INSTRUCTION_SETS[0], (2, 3))]
+# Which walk it is concerns what all instruction sets share: all but one have the machine's best one.
+WALKS = [(isa, (0,)) for isa in INSTRUCTION_SETS] + [(INSTRUCTION_SETS[0], (1,)), (INSTRUCTION_SETS[0], (2, 3))]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(("isa", "seeds"), WALKS)
 def test_random_walks(model: Packed, isa: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_ISA", isa)
@@ -181,7 +181,7 @@ def test_random_walks(model: Packed, isa: str, seeds: tuple[int, ...], monkeypat
             random_walk(engine, seed)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("shape", [HYBRID, DELTA, SCAN, BY_COLUMN], ids=["convolutions", "delta", "scan", "by column"])
 @pytest.mark.parametrize("format", [Format.FP32, Format.BF16, Format.W8A8])
 def test_random_walks_in_other_formats(shape: Shape, format: Format) -> None:

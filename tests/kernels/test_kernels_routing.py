@@ -118,7 +118,7 @@ def examples(experts: int, chosen: int) -> tuple[Scores, Scores]:
     return scores, (random.integers(-1, 2, experts) / 2).astype(np.float32)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("experts", [24, 132])
 @pytest.mark.parametrize("name", WAYS)

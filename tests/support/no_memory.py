@@ -1,13 +1,15 @@
-"""Lets every allocation of a call of the kernels fail in turn; run with ``no_memory.cpp`` preloaded, and names of cases.
+"""Lets allocations of a call of the kernels fail in turn; run with ``no_memory.cpp`` preloaded, and names of cases.
 
-After each failure the call must have said so, the engine's rows must be as they were, and the same call, made again, must
-give what it gives in an engine where nothing failed. Prints for each case how many allocations failed.
+Of each chain of calls within the kernels the first and the last that it makes; with ``--all`` every one, which takes twice
+as long. After each failure the call must have said so, the engine's rows must be as they were, and the same call, made
+again, must give what it gives in an engine where nothing failed. Prints for each case how many allocations failed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -149,27 +151,39 @@ CASES = {
 }
 
 
-class Armed:
-    """Makes the library's calls fail, after ``after`` allocations; what Python allocates is not counted."""
+# A chain of calls, as one number, and how many of its allocations succeed before the one that fails.
+Place = tuple[int, int]
 
-    def __init__(self) -> None:
-        self.after = -1
-        for name in ARMED:
-            self._arm(f"outrider_{name}")
 
-    def _arm(self, name: str) -> None:
-        function = getattr(load(), name)
+def watch() -> None:
+    """Has the library's calls watched from here on; what Python allocates is not."""
+    SHIM.no_memory_chain.restype = ctypes.c_uint64
+    SHIM.no_memory_after.argtypes = (ctypes.c_uint64, ctypes.c_long)
+    for name in ARMED:
+        _watch(f"outrider_{name}")
 
-        def armed(*arguments: Any) -> Any:
-            if self.after < 0:
-                return function(*arguments)
-            SHIM.no_memory_after(self.after)
-            status = function(*arguments)
-            self.after = SHIM.no_memory_left()
-            SHIM.no_memory_after(-1)
-            return status
 
-        setattr(load(), name, armed)
+def _watch(name: str) -> None:
+    function = getattr(load(), name)
+
+    def watched(*arguments: Any) -> Any:
+        SHIM.no_memory_watch(1)
+        status = function(*arguments)
+        SHIM.no_memory_watch(0)
+        return status
+
+    setattr(load(), name, watched)
+
+
+def places(every: bool) -> list[Place]:
+    """Of the allocations since the last that was to fail, in their order."""
+    seen = Counter[int]()
+    found = []
+    for number in range(SHIM.no_memory_count()):
+        chain = SHIM.no_memory_chain(number)
+        found.append((chain, seen[chain]))
+        seen[chain] += 1
+    return [(chain, place) for chain, place in found if every or place in (0, seen[chain] - 1)]
 
 
 @cache
@@ -193,18 +207,19 @@ def begin(case: Case) -> tuple[NativeModel, list[int]]:
     return engine, [*rows, engine.fork(rows[0], case.held - 1, SAMPLED, 5)]
 
 
-def attempt(case: Case, armed: Armed, after: int, wanted: Any) -> bool:
-    """Whether the allocation was asked for, and so failed."""
+def attempt(case: Case, place: Place, wanted: Any) -> bool:
+    """Whether the allocation was asked for, and so failed. (Which thread does a piece of work is not always the same.)"""
     engine, rows = begin(case)
     lengths = [engine.length(row) for row in rows]
-    armed.after = after
+    SHIM.no_memory_after(*place)
     try:
         found = case.call(engine, rows)
         failed = False
     except KernelError as error:
         assert error.status == "no memory" and error.message, error
         failed = True
-    reached, armed.after = armed.after < 0, -1
+    reached = SHIM.no_memory_left() < 0
+    SHIM.no_memory_after(0, -1)
     if failed:
         # After a failure in a choice the tokens have been fed. In a decode each pass feeds some.
         for row, length in zip(rows, lengths, strict=True):
@@ -222,16 +237,15 @@ def attempt(case: Case, armed: Armed, after: int, wanted: Any) -> bool:
     return reached
 
 
-def main(names: list[str]) -> None:
-    armed = Armed()
-    for name in names or CASES:
+def main(words: list[str]) -> None:
+    watch()
+    for name in [word for word in words if word != "--all"] or CASES:
         case = CASES[name]
         engine, rows = begin(case)
+        SHIM.no_memory_after(0, -1)
         wanted = case.call(engine, rows)
-        count = 0
-        while attempt(case, armed, count, wanted):
-            count += 1
-        print(f"{name}: {count}", flush=True)
+        failed = sum(attempt(case, place, wanted) for place in places("--all" in words))
+        print(f"{name}: {failed}", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ tools/parallel_tests.py starts the processes. A plugin of tests/conftest.py; wit
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -30,9 +31,13 @@ def files_of_nobody(order: list[str], claims: Path) -> Iterator[str]:
 def collect(session: pytest.Session, file: str) -> Sequence[pytest.Item]:
     global _collected
     _collected = session.config.rootpath / file
+    # What the tests before have left is collected before anything is imported: what an import makes stays anyway.
+    gc.collect()
+    gc.disable()
     try:
         return session.perform_collect([file])
     finally:
+        gc.enable()
         _collected = None
 
 
@@ -76,3 +81,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         count += 1
     session.testscollected = count
     return True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    # The interpreter's last collections walk all that is not frozen: more than a second where torch is imported.
+    gc.freeze()

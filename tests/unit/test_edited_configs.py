@@ -27,8 +27,8 @@ from outrider.workers.models.opening import check_weights, native_supports
 
 # Relative to the largest logit: the order of sums in float32. What is read otherwise shows in tenths.
 BOUND = 1e-4
-# Edits of a family that are tried unless all are, and how many of them are computed at least.
-SOME, COMPUTED = 8, 1
+# Edits of a family that are tried unless all are, and how many of them are computed at least: more are tried for that.
+SOME, COMPUTED = 5, 1
 # transformers sets a Youtu's embedding of the padding token to 0 after it has read it; its makers' own code does not.
 # Its own attention adds the biases of Falcon's ALiBi twice.
 OF_TRANSFORMERS_ALONE: dict[str, list[dict[str, Any]]] = {
@@ -77,10 +77,13 @@ def by_the_native_engine(path: Path) -> np.ndarray[Any, Any] | None:
     return logits(open_native(path, "fp32"))
 
 
-def differences(path: Path, changes: list[dict[str, Any]]) -> tuple[list[str], int]:
+def differences(path: Path, changes: list[dict[str, Any]], least: int) -> tuple[list[str], int]:
+    """Of the first ``least`` changes, and of more until COMPUTED are computed: what is wrong, and how many are computed."""
     config = json.loads((path / "config.json").read_text())
     wrong, computed = [], 0
-    for change in changes:
+    for number, change in enumerate(changes):
+        if number >= least and computed >= COMPUTED:
+            break
         (path / "config.json").write_text(json.dumps(edited(config, change)))
         found = by_the_native_engine(path)
         expected = None if found is None else by_transformers(path)
@@ -104,7 +107,8 @@ def edits_of(name: str, path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_some_edits_of_a_configuration(name: str, tmp_path: Path) -> None:
     path = save_tiny(name, tmp_path / "model")
-    wrong, computed = differences(path, Random(name).sample(edits_of(name, path), SOME))
+    every = edits_of(name, path)
+    wrong, computed = differences(path, Random(name).sample(every, len(every)), SOME)
     assert not wrong, f"{name}: {'; '.join(wrong)}"
     assert computed >= COMPUTED
 
@@ -114,5 +118,6 @@ def test_some_edits_of_a_configuration(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_edit_of_a_configuration(name: str, tmp_path: Path) -> None:
     path = save_tiny(name, tmp_path / "model")
-    wrong, _ = differences(path, edits_of(name, path))
+    every = edits_of(name, path)
+    wrong, _ = differences(path, every, len(every))
     assert not wrong, f"{name}: {'; '.join(wrong)}"

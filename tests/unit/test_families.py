@@ -17,7 +17,7 @@ from outrider.workers.models.families import build_program
 TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84, 197]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(10)
 @torch.no_grad()
 @pytest.mark.parametrize("name", TINY)
 def test_program_computes_what_transformers_computes(name: str) -> None:

@@ -180,7 +180,7 @@ def written(path: Path, name: str, architecture: str, **more: Any) -> Path:
     return write_architecture(path, path / "model.gguf", architecture, mostly("F32"), **more)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("name", "architecture", "more", "said"),
     [

@@ -255,7 +255,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", REFUSED)
 def test_metadata_that_is_not_honoured_is_refused(name: str, tmp_path: Path) -> None:
     case, changes, said = REFUSED[name]

@@ -768,7 +768,7 @@ def write(case: Case, path: Path, **more: Any) -> Path:
     )
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -995,7 +995,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", REFUSED)
 def test_metadata_that_is_not_honoured_is_refused(name: str, tmp_path: Path) -> None:
     architecture, changes, said = REFUSED[name]

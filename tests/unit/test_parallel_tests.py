@@ -121,8 +121,10 @@ def test_one_that_fails_is_the_failure_of_all(
 ) -> None:
     left = iter(codes)
 
-    def started(files: list[str], claims: Path, log: Path, cache: Path, temporary: Path | None, more: Any) -> Ended:
-        assert more == ["-x"] and temporary is None
+    def started(
+        files: list[str], claims: Path, log: Path, cache: Path, temporary: Path | None, more: Any, gives_way: bool
+    ) -> Ended:
+        assert more == ["-x"] and temporary is None and not gives_way
         ended = next(left)
         log.write_text("....\n=== short test summary info ===\nwhat it says\n=== 4 passed ===\n")
         (cache / "v" / "cache").mkdir(parents=True)

@@ -70,7 +70,7 @@ SIZES |= {
 }
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_native_engine_takes_it(name: str) -> None:
     program = build_program(language_config(CONFIGS[name], "config.json"), Format.BF16)
