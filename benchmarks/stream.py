@@ -1,6 +1,6 @@
 """Measures how fast memory can be read, which bounds every forward pass that is limited by reading weights.
 
-    python benchmarks/stream.py
+python benchmarks/stream.py
 """
 
 from __future__ import annotations

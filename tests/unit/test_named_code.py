@@ -78,5 +78,6 @@ def test_the_page_names_every_script_that_measures_or_makes_models() -> None:
 
 def quoted(begin: str, end: str) -> set[str]:
     """What stands in backticks between two pieces of the page."""
-    [between] = re.findall(f"{re.escape(begin)}(.*?){re.escape(end)}", (DOCS / "quantised-checkpoints.md").read_text(), re.S)
+    page = (DOCS / "quantised-checkpoints.md").read_text()
+    [between] = re.findall(f"{re.escape(begin)}(.*?){re.escape(end)}", page, re.S)
     return set(re.findall(r"`([^`]+)`", between))
