@@ -295,7 +295,8 @@ class Builder:
     ) -> Slice:
         """``activation(x G^T + b) * (x U^T + c)``; ``biases`` are b and c, ``scale`` that of a clamped activation.
 
-        With a ``cap`` the gate is at most that, and the other factor, too, and at least -cap, before the activation."""
+        With a ``cap`` the gate is at most that, and the other factor, too, and at least -cap, before the activation; of
+        BOUNDED_SILU the gate is so behind it."""
         if gate.count != up.count:
             raise ValueError(f"{gate.name} has {gate.count} rows, {up.name} {up.count}")
         _check_columns(x.width, [gate, up])
@@ -615,15 +616,21 @@ class Builder:
         residual: Slice | None = None,
         scale: float = 1.0,
         weighed: bool = True,
+        idle: Slice | None = None,
+        experts: int = 1,
     ) -> Slice:
         """``sum over a token's experts of (weight * product) * scale + residual``.
 
-        Not ``weighed``: all weights are 1.
+        Not ``weighed``: all weights are 1. ``idle``: the vector that stands for the product of experts beyond the first
+        ``experts``, which have none.
         """
         output, chosen = self._buffer(width), route.width // 2
+        if idle is not None and idle.width != width:
+            raise ValueError(f"idle experts give {idle.width} columns of {width}")
         if products.width != chosen * _rounded(width):
             raise ValueError(f"{chosen} products of {width} columns in {products.width}")
         op = Op(Kind.MIX, products, key=route, residual=residual or ABSENT, output=output, kv_heads=chosen, scale=scale)
+        op = replace(op, value=idle or ABSENT, heads=experts)
         self._ops.append(replace(op, integer=0 if weighed else 1))
         return output
 

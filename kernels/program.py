@@ -162,6 +162,7 @@ class Activation(IntEnum):
     RELU_SQUARED = 7
     CLIP = 8
     SOFTPLUS = 9
+    BOUNDED_SILU = 10
 
 
 class Routing(IntEnum):

@@ -120,7 +120,7 @@ class ReferenceModel:
         if op.kind is Kind.EXPERTS:
             return self._experts(op, x, key)
         if op.kind is Kind.MIX:
-            return _mix(op, x, key)
+            return _mix(op, x, key, _read(buffers, op.value) if op.value.buffer >= 0 else None)
         if op.kind is Kind.GATE:
             return np.asarray(x * _activate(key, op.activation))
         if op.kind is Kind.BLEND:
@@ -188,6 +188,8 @@ class ReferenceModel:
         result = np.zeros((len(x), op.kv_heads, op.output.width // op.kv_heads))
         for token, slot in np.ndindex(len(x), op.kv_heads):
             number = int(route[token, slot])
+            if number >= op.heads:  # has no product (MIX)
+                continue
             weight = self.program.weights[op.weight + number]
             row = x[token].reshape(op.kv_heads, -1)[slot] if op.integer else x[token]
             inputs = _activations(row[None, : weight.columns], weight, self.orders[op.weight + number])
@@ -259,8 +261,11 @@ def _linear(op: Op, x: Array, weight: Weight, matrix: Array, bias: Array | None)
         half = weight.rows // 2
         y = y if bias is None else y + bias[: y.shape[1]]
         gate, up = y[:, :half], y[:, half:]
+        cap = np.float32(op.cap)
+        if op.activation is Activation.BOUNDED_SILU:
+            return np.asarray(np.minimum(_activate(gate, Activation.SILU), cap) * np.clip(up, -cap, cap))
         if op.cap:
-            gate, up = np.minimum(gate, np.float32(op.cap)), np.clip(up, -np.float32(op.cap), np.float32(op.cap))
+            gate, up = np.minimum(gate, cap), np.clip(up, -cap, cap)
         if op.activation is Activation.CLAMPED_SWIGLU:
             return np.asarray(gate / (1 + np.exp(-np.float32(op.scale) * gate)) * (up + 1))
         return _activate(gate, op.activation) * up
@@ -381,9 +386,12 @@ def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
     return np.concatenate([best, (weights / total if shared else weights) * np.float32(op.scale)], axis=1)
 
 
-def _mix(op: Op, x: Array, route: Array) -> Array:
-    """The sum of each token's products of its experts, times their weights (``integer`` 0)."""
+def _mix(op: Op, x: Array, route: Array, own: Array | None) -> Array:
+    """The sum of each token's products of its experts, times their weights (``integer`` 0); ``own`` stands for those of
+    experts beyond ``heads``."""
     products = x.reshape(len(x), op.kv_heads, -1)[:, :, : op.output.width]
+    if own is not None:
+        products = np.where((route[:, : op.kv_heads] >= op.heads)[:, :, None], own[:, None], products)
     weights = np.ones((len(x), op.kv_heads)) if op.integer else route[:, op.kv_heads :]
     return np.asarray((products * weights[:, :, None]).sum(axis=1) * np.float32(op.scale))
 

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library with another number. */
-#define OUTRIDER_ABI 35
+#define OUTRIDER_ABI 36
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -126,6 +126,7 @@ enum outrider_activation {
   OUTRIDER_RELU_SQUARED = 7,
   OUTRIDER_SOFTPLUS = 9,      /* log(1 + e^x) */
   OUTRIDER_CLIP = 8,          /* clamp(x, -cap, cap), without the soft cap; only of LINEAR with an ungated weight */
+  OUTRIDER_BOUNDED_SILU = 10, /* gated, with a cap: min(silu(gate), cap) * clamp(up, -cap, cap) */
   OUTRIDER_CLAMPED_SWIGLU = 5 /* gated: g = min(gate, cap), u = clamp(up, -cap, cap); g * sigmoid(scale * g) * (u + 1) */
 };
 
@@ -195,6 +196,7 @@ typedef struct outrider_quantised {
  *   NORM       integer = outrider_norm, epsilon, weight, bias, heads, head_size, residual
  *   LINEAR     weight, bias, activation, cap, scale, residual; with a gated weight out = activation(gate) * up, and bias
  *              holds that of gate, then that of up. There cap > 0 is a bound: gate = min(gate, cap), up = clamp(up, -cap, cap)
+ *              (BOUNDED_SILU: the bound of gate follows its activation)
  *   ROPE       heads, head_size, rotated, weight; scale multiplies the sine and cosine (yarn's attention factor; else 1);
  *              longest: 0, or the longest row that uses the frequencies `weight`; longer rows use those of `bias`. All ROPEs of a
  *              program that have it must have the same. When a row grows beyond it, all of its keys and values are recomputed.
@@ -206,11 +208,12 @@ typedef struct outrider_quantised {
  *              added to its score for the choice only; head_size: 0, or experts in a group: then experts are chosen from the `window`
  *              best groups, by the sum of a group's best two experts (SOFTMAX_GROUPS: by its best expert; BY_SCORE: no groups).
  *              SPARSE_MIXER: a score s is near the best one b if (b - s) / max(|s|, b) <= epsilon
- *   EXPERTS    key = ROUTE's output, heads and kv_heads as in ROUTE; weight, bias: those of the first expert, the others' follow, all
+ *   EXPERTS    key = ROUTE's output, kv_heads as in ROUTE, heads: at most its; weight, bias: those of the first expert, the others' follow, all
  *              with the same shape and storage; activation, cap, scale; integer 0: in holds the tokens' vectors, 1: in is the output of
  *              another EXPERTS; out is a whole buffer of kv_heads * (columns of a product, rounded up to 16), in an order that only
  *              EXPERTS and MIX know
- *   MIX        in = EXPERTS' output, key = ROUTE's, kv_heads, residual, integer
+ *   MIX        in = EXPERTS' output, key = ROUTE's, kv_heads, residual, integer; value: absent, or the vector that stands for the product
+ *              of an expert whose index is `heads` or more: ROUTE may choose among more experts than EXPERTS has
  *   GATE       in, key, residual, activation
  *   HIDDEN_OUT in, integer
  *   HIDDEN_IN  out, with as many columns as a given state. The operations between it and LOAD_HIDDEN are skipped in passes in which no token

@@ -10,6 +10,8 @@
 namespace outrider {
 namespace {
 
+constexpr const char *kBoundsNothing = "what is bounded behind its activation is a gated layer, with a bound";
+
 bool is_vector(const outrider_weight &weight, int64_t width) {
   return weight.table && weight.format == OUTRIDER_FP32 && weight.rows == 1 && weight.columns >= width;
 }
@@ -54,6 +56,7 @@ class OpCheck {
   int32_t choice_of_experts() const;
   void experts();
   int32_t products_of_experts() const;
+  bool bounds_nothing(bool gated) const { return op.activation == OUTRIDER_BOUNDED_SILU && (!gated || !(op.cap > 0.0f)); }
   int32_t products_of_heads() const;
   void mix();
   void gate();
@@ -254,6 +257,7 @@ void OpCheck::linear() {
   refuse(weight->gated && op.residual.buffer >= 0, "a gated layer has no residual");
   refuse(op.activation == OUTRIDER_CLIP && (weight->gated || !(op.cap > 0.0f)),
          "what is clipped has a bound, and is no gated layer");
+  refuse(bounds_nothing(weight->gated), kBoundsNothing);
   columns(op.in, weight->columns, "linear input");
   columns(op.out, width, "linear output");
   if (op.residual.buffer >= 0) columns(op.residual, width, "residual");
@@ -354,6 +358,7 @@ int32_t OpCheck::products_of_experts() const {
   const outrider_weight &first = engine.weights[static_cast<size_t>(op.weight)];
   if (!are_alike(op.weight, op.heads))
     return fail(OUTRIDER_INVALID, "experts need matrices in tiles, all of one shape and storage");
+  if (bounds_nothing(first.gated)) return fail(OUTRIDER_INVALID, "%s", kBoundsNothing);
   for (int32_t e = 0; e < op.heads; ++e) {
     if (op.bias >= 0 && !is_vector(engine.weights[static_cast<size_t>(op.bias + e)], first.rows))
       return fail(OUTRIDER_INVALID, "an expert's bias is an fp32 vector, one element a row");
@@ -377,8 +382,11 @@ void OpCheck::mix() {
     refuse(op.in.offset || op.in.width != engine.widths[static_cast<size_t>(op.in.buffer)],
            "experts' products fill a buffer");
   columns(op.out, op.out.width, "mix output");
+  if (op.value.buffer >= 0) columns(op.value, op.out.width, "what stands for products");
+  refuse(op.value.buffer >= 0 && op.heads < 1, "mix needs the number of experts that have products");
   if (op.residual.buffer >= 0) columns(op.residual, op.out.width, "mix residual");
-  refuse(op.in.buffer == op.out.buffer || op.residual.buffer == op.out.buffer, "mix cannot write into what it reads");
+  refuse(op.in.buffer == op.out.buffer || op.residual.buffer == op.out.buffer || op.value.buffer == op.out.buffer,
+         "mix cannot write into what it reads");
 }
 
 void OpCheck::gate() {

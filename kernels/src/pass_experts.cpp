@@ -37,7 +37,6 @@ void Pass::group_by_expert(const outrider_op &op, int count) {
   };
   for (int64_t pair = 0; pair < pairs; ++pair) ++expert_first[expert(pair) + 1];
   for (size_t e = 0; e < static_cast<size_t>(op.heads); ++e) {
-    engine.experts_read += expert_first[e + 1] > 0;
     expert_first[e + 1] += expert_first[e];
   }
   expert_next.assign(expert_first.begin(), expert_first.end() - 1);
@@ -101,6 +100,7 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
     needed.push_back({e, first, inputs.from(first, rows, row_block, in_pairs)});
     items += static_cast<int64_t>(needed.back().input.blocks) * parts;
   }
+  if (thread == 0 && !by_pair) engine.experts_read += static_cast<int64_t>(needed.size());
   // A token is converted once for all of its experts, into the space after all pairs, unless experts have their columns in activation
   // order. For experts that are multiplied in pairs of channels it is converted again, since pair_up replaces its words by sums.
   const bool once = !by_pair && !shape.ordered &&
@@ -170,15 +170,19 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
 void Pass::mix(const outrider_op &op, int count, int thread) {
   const float *products = engine.buffer(op.in), *chosen = engine.buffer(op.key);
   const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
+  const float *own = op.value.buffer >= 0 ? engine.buffer(op.value) : nullptr;
   float *out = engine.buffer(op.out);
+  const int64_t own_stride = own ? engine.stride(op.value) : 0;
   const int64_t products_stride = round_up(op.out.width, kLanes), chosen_stride = engine.stride(op.key);
   const int64_t out_stride = engine.stride(op.out), residual_stride = residual ? engine.stride(op.residual) : 0;
   share(count, thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       float *const sum = out + t * out_stride;
-      const float *const weights = chosen + t * chosen_stride + op.kv_heads;
+      const float *const experts = chosen + t * chosen_stride, *const weights = experts + op.kv_heads;
       for (int32_t slot = 0; slot < op.kv_heads; ++slot) {
-        const float *const product = products + pair_of[static_cast<size_t>(t * op.kv_heads + slot)] * products_stride;
+        const bool idle = own && experts[slot] >= static_cast<float>(op.heads);
+        const float *const product =
+            idle ? own + t * own_stride : products + pair_of[static_cast<size_t>(t * op.kv_heads + slot)] * products_stride;
         engine.kernels->scaled(product, op.integer ? 1.0f : weights[slot], slot ? sum : nullptr, sum, op.out.width);
       }
       engine.kernels->scaled(sum, op.scale, residual ? residual + t * residual_stride : nullptr, sum, op.out.width);

@@ -399,6 +399,28 @@ def test_chunks_and_experts_without_weights_that_make_no_sense_are_refused():
             Packed(replace(model.program, ops=(*ops[:at], changed, *ops[at + 1 :])), model.memory).model()
 
 
+def test_bounds_and_idle_experts_that_make_no_sense_are_refused():
+    model = packed(SHAPES["idle"], Format.FP32)
+    ops = list(model.program.ops)
+    experts, behind = [index for index, op in enumerate(ops) if op.kind is Kind.EXPERTS][:2]
+    gated = next(
+        index for index, op in enumerate(ops) if op.kind is Kind.LINEAR and op.activation is Activation.BOUNDED_SILU
+    )
+    mix = next(index for index, op in enumerate(ops) if op.kind is Kind.MIX)
+    cases: list[tuple[int, dict[str, Any], str]] = [
+        (gated, {"cap": 0.0}, "what is bounded behind its activation is a gated layer, with a bound"),
+        (experts, {"cap": 0.0}, "what is bounded behind its activation is a gated layer, with a bound"),
+        (behind, {"activation": Activation.BOUNDED_SILU}, "what is bounded behind its activation is a gated layer"),
+        (mix, {"heads": 0}, "mix needs the number of experts that have products"),
+        (mix, {"value": ops[mix].value.part(0, 5)}, "what stands for products"),
+        (mix, {"value": ops[mix].output}, "mix cannot write into what it reads"),
+    ]
+    for at, change, sentence in cases:
+        changed = (*ops[:at], replace(ops[at], **change), *ops[at + 1 :])
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(model.program, ops=changed), model.memory).model()
+
+
 def test_vectors_side_by_side_that_make_no_sense_are_refused():
     model = packed(SHAPES["streams"], Format.FP32)
     ops, widths = list(model.program.ops), model.program.buffers

@@ -32,7 +32,8 @@ class Shape:
     attention gates by softplus. ``slopes``: those of ALiBi by head, in place of rope; ``bf16_biases``: they are in bf16.
     ``streams``: the number of parallel hidden states, of which layers read the second; gates are mostly closed.
     ``connected``: instead layers read and write all of them by hyper-connections, which mix them in every second layer, and
-    the gated layer is clamped.
+    the gated layer is clamped. ``idle``: the router chooses among so many more experts, which give back what they are
+    given.
     """
 
     style: str = "llama"
@@ -51,6 +52,7 @@ class Shape:
     longest: int = 0
     experts: int = 0
     chosen: int = 2
+    idle: int = 0
     taps: int = 0
     delta: bool = False
     bounded: bool = False
@@ -87,6 +89,9 @@ NARROW = Shape(width=160, heads=4, kv_heads=2, inner=72, group=32, vocabulary=97
 CLAMPED = Shape(
     width=128, heads=4, kv_heads=2, inner=96, group=32, experts=20, chosen=2, activation=Activation.CLAMPED_SWIGLU
 )
+IDLE = Shape(
+    width=160, heads=4, kv_heads=2, inner=72, group=32, experts=5, chosen=4, idle=6, activation=Activation.BOUNDED_SILU
+)
 CLIPPED = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, vocabulary=101, clipped=True)
 STREAMS = Shape(
     width=160, heads=4, kv_heads=2, inner=136, group=32, vocabulary=97, activation=Activation.GELU_TANH, streams=3
@@ -112,6 +117,7 @@ SHAPES = {
     "narrow": NARROW,
     "mixture": MIXTURE,
     "clamped": CLAMPED,
+    "idle": IDLE,
     "capped": CAPPED,
     "long": LONG,
     "llama": LLAMA,
@@ -399,7 +405,7 @@ def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Sli
     expert."""
     clamped, scaled = shape.activation is Activation.CLAMPED_SWIGLU, bool(shape.chunk)
     width, inner, names = shape.width, shape.inner, [f"{at}{number}." for number in range(shape.experts)]
-    scores = builder.linear(h, [Tensor(at + "router", (shape.experts, width))], precision=Format.FP32)
+    scores = builder.linear(h, [Tensor(at + "router", (shape.experts + shape.idle, width))], precision=Format.FP32)
     routing = Routing.SIGMOID_EACH if scaled else Routing.SOFTMAX_CHOSEN if clamped else Routing.SOFTMAX
     route = builder.route(scores, shape.chosen, routing)
     gates = [[Tensor(name + "gate", (inner, width)), Tensor(name + "up", (inner, width))] for name in names]
@@ -407,16 +413,20 @@ def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Sli
         [[Tensor(name + part, (inner,)) for part in ("gate.bias", "up.bias")] for name in names] if clamped else []
     )
     bounds: dict[str, Any] = dict(scale=1.702, cap=0.7) if clamped else {}
+    if shape.activation is Activation.BOUNDED_SILU:
+        bounds["cap"] = 0.3
     read = builder.blend(h, route.part(1, 1), vectors=1) if scaled else h
     m = builder.experts(read, route, gates, biases=gate_biases, gated=True, activation=shape.activation, **bounds)
     downs = [[Tensor(name + "down", (width, inner))] for name in names]
     down_biases = [[Tensor(name + "down.bias", (width,))] for name in names] if clamped else []
     products = builder.experts(m, route, downs, biases=down_biases, behind=True)
     if not clamped:
-        y = builder.gated(h, Tensor(at + "gate", (inner, width)), Tensor(at + "up", (inner, width)), shape.activation)
+        gate, up = Tensor(at + "gate", (inner, width)), Tensor(at + "up", (inner, width))
+        y = builder.gated(h, gate, up, shape.activation, **bounds)
         y = builder.linear(y, [Tensor(at + "down", (width, inner))])
         x = builder.gate(y, builder.linear(h, [Tensor(at + "key", (1, width))], precision=Format.FP32), residual=x)
-    return builder.mix(products, route, width, residual=x, weighed=not scaled)
+    idle = h if shape.idle else None
+    return builder.mix(products, route, width, residual=x, weighed=not scaled, idle=idle, experts=shape.experts)
 
 
 def stored(program: Program, **changes: Any) -> Program:

@@ -211,6 +211,18 @@ KINDS: dict[str, dict[str, Any]] = {
         _VISION | {"model_type": "pixtral"},
     ),
     "ovis2": _multimodal({"model_type": "qwen2"}, hidden_size=64, vocab_size=VOCABULARY),
+    "step3p7": _multimodal(
+        {
+            "head_dim": 16,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "share_expert_dim": 40,
+        }
+        | {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16, "num_sliding_attention_heads": 6}
+        | {"mlp_layer_types": ["dense", "sparse"], "swiglu_limits": [0, 0.01], "swiglu_limits_shared": [0.02, 0]},
+        _VISION | {"image_size": 56},
+    ),
     "qwen2_5_vl": _qwen(),
     "qwen2_vl": _qwen(),
     "qwen3_5": _multimodal(_DELTA, _QWEN_VISION),

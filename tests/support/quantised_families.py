@@ -279,6 +279,7 @@ LAYOUTS: dict[str, Layout] = {
 # Values of size keys that blocks and groups divide.
 SIZES = {
     "hidden_size_per_layer_input": 32,
+    "expert_ffn_hidden_size": 32,
     "ffn_hidden_size": 192,
     "head_dim": 32,
     "intermediate_size": 192,
@@ -289,6 +290,7 @@ SIZES = {
     "moe_latent_size": 32,
     "moe_shared_expert_intermediate_size": 64,
     "prefix_dense_intermediate_size": 64,
+    "share_expert_dim": 64,
     "shared_expert_intermediate_size": 64,
     "shared_intermediate_size": 64,
     "v_head_dim": 16,
@@ -310,6 +312,10 @@ def sizes_of(name: str) -> dict[str, Any]:
         # norm of a head whose output nearly vanishes multiplies roundings by hundreds, in transformers as here: both are
         # then up to 1e-5 from what float64 gives, now up to 3e-6.
         found |= {"num_attention_heads": 16, "num_key_value_heads": 16, "rms_norm_eps": 1e-4}
+    if kind == "longcat_flash":
+        found["head_dim"] = settings["qk_rope_head_dim"]
+    if kind == "step3p5":
+        found |= {"num_attention_heads": 8, "num_sliding_attention_heads": 16}  # gates are rows
     if "index_topk" in settings:
         found["index_n_heads"] = 16  # eight zero points are one word, which the library cannot unpack
     if kind == "qwen4_exp_text":

@@ -13,6 +13,8 @@ from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextCo
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextPreTrainedModel, Glm5NextTextModel
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 from transformers.models.mistral_large4 import MistralLarge4PreTrainedModel, MistralLarge4TextConfig, MistralLarge4TextModel
+from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
+from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
 
 from outrider.workers.models.twins import attention_of
 
@@ -59,6 +61,26 @@ class MistralLarge4ForCausalLM(MistralLarge4PreTrainedModel, GenerationMixin):
 
 
 AutoModelForCausalLM.register(MistralLarge4TextConfig, MistralLarge4ForCausalLM, exist_ok=True)
+
+
+class Step3p7ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):
+    """Step 3.7's language model alone."""
+
+    config_class = Step3p7TextConfig
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: Step3p7TextConfig) -> None:
+        super().__init__(config)
+        self.model = Step3p7TextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **more: Any) -> CausalLMOutputWithPast:
+        made = self.model(input_ids, **more)
+        return CausalLMOutputWithPast(logits=self.lm_head(made.last_hidden_state[:, -logits_to_keep:]), cache=made.cache)
+
+
+AutoModelForCausalLM.register(Step3p7TextConfig, Step3p7ForCausalLM, exist_ok=True)
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 203,
@@ -195,6 +217,7 @@ LATENT: dict[str, Any] = LLAMA | {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
+LONGCAT: dict[str, Any] = {key: size for key, size in LATENT.items() if key != "num_hidden_layers"}
 YARN: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 32, "mscale": 0.7, "mscale_all_dim": 0.7}
 
 BLOOM: dict[str, Any] = {"vocab_size": 203, "hidden_size": 96, "n_layer": 2, "n_head": 6}
@@ -952,6 +975,42 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"linear_num_heads": 3, "linear_head_dim": 32, "linear_conv_kernel_dim": 3, "pad_token_id": 0}
         | {"index_n_heads": 8, "index_head_dim": 24},
     ),
+    "longcat-plain": (
+        "longcat_flash",
+        LONGCAT
+        | {"num_layers": 1, "n_routed_experts": 5, "zero_expert_num": 0, "moe_topk": 2}
+        | {"expert_ffn_hidden_size": 32, "head_dim": 8, "tie_word_embeddings": True, "attention_bias": True}
+        | _rope("yarn", **YARN),
+    ),
+    "longcat": (
+        "longcat_flash",
+        LONGCAT
+        | {"num_layers": 2, "n_routed_experts": 5, "zero_expert_num": 3, "moe_topk": 4}
+        | {"expert_ffn_hidden_size": 40, "head_dim": 8, "v_head_dim": 24, "routed_scaling_factor": 2.5},
+    ),
+    "step-3-plain": (
+        "step3p5",
+        MIXTURE
+        | {
+            "num_hidden_layers": 5,
+            "head_dim": 24,
+            "n_routed_experts": 5,
+            "moe_intermediate_size": 32,
+            "share_expert_dim": 40,
+        }
+        | {"mlp_bias": True, "attention_bias": True, "tie_word_embeddings": True, "query_pre_attn_scalar": 40}
+        | {"sliding_window": 9},
+    ),
+    "step-3": (
+        "step3p5",
+        MIXTURE
+        | {"num_hidden_layers": 5, "head_dim": 16, "n_routed_experts": 7, "num_experts_per_tok": 3}
+        | {"moe_intermediate_size": 32, "share_expert_dim": 40, "moe_router_scaling_factor": 1.6}
+        | {"layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"], "sliding_window": 9}
+        | {"num_sliding_attention_heads": 8, "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"]}
+        | {"swiglu_limits": [0, 0.2, 0, 0, 0.1], "swiglu_limits_shared": [0.3, 0, None, 0.2, 0.15]}
+        | {"rope_theta": [10000.0, 500.0, 500.0, 500.0, 10000.0], "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 0.5]},
+    ),
     "mistral-large-4-own": (
         "mistral_large4_text",
         MIXTURE
@@ -1276,7 +1335,9 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             if of_router or "norm" in parameter_name or ".ln_" in parameter_name:
                 # Gemma's norms multiply by 1 + w, and so do norms of families with delta nets, except the delta net's own.
                 centred = (
-                    kind.startswith(("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5", "qwen4_exp", "minimax_m3"))
+                    kind.startswith(
+                        ("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5", "qwen4_exp", "minimax_m3", "step3p5")
+                    )
                     and not kind.startswith(("gemma3n", "gemma4", "nemotron_h"))
                     and "linear_attn" not in parameter_name
                 )

@@ -625,6 +625,119 @@ def test_mistral_large_4_by_transformers_names_and_without_its_factors_of_rope(t
         check_weights(str(tmp_path), "native")
 
 
+def test_step_3_7_s_own_configuration_says_the_same_model() -> None:
+    """Lists that go on with layers for further tokens, rope layer by layer, other names, the layers with experts in a
+    string."""
+    said = said_by_transformers("step-3")
+    types = {"full_attention": (10000.0, 0.5), "sliding_attention": (500.0, 1.0)}
+    layers = [*said["layer_types"], "sliding_attention"]
+    names = {"num_key_value_heads": "num_attention_groups", "n_routed_experts": "moe_num_experts"}
+    makers = renamed(said, names | {"num_experts_per_tok": "moe_top_k"}) | {
+        "num_nextn_predict_layers": 1,
+        "layer_types": layers,
+        "swiglu_limits": [*said["swiglu_limits"], 0],
+        "swiglu_limits_shared": [*said["swiglu_limits_shared"], 0.0],
+        "rope_theta": [types[kind][0] for kind in layers],
+        "partial_rotary_factors": [types[kind][1] for kind in layers],
+        "moe_layers_enum": "1,3,4,5",
+        "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 8, "head_dim": 16},
+    }
+    for derived in ("rope_parameters", "mlp_layer_types", "num_sliding_attention_heads", "per_layer_config"):
+        del makers[derived]
+    assert build_program(makers, Format.BF16) == build_program(said, Format.BF16)
+    longer = makers | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    both = {kind: dict(rope) for kind, rope in said["rope_parameters"].items()}
+    both["full_attention"] |= longer["rope_scaling"]
+    assert build_program(longer, Format.BF16) == build_program(said | {"rope_parameters": both}, Format.BF16)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"swiglu_limits": [0, -1.0, 0, 0, 0]}, 'does not know "swiglu_limits"'),
+        ({"swiglu_limits_shared": [0, 0, 0]}, 'does not know "swiglu_limits_shared" with 3 elements for 5 layers'),
+        ({"per_layer_config": {"1": {"num_attention_heads": 4}}}, 'does not know "per_layer_config"'),
+        ({"gating": "per-element"}, 'does not know "gating": .per-element.'),
+        ({"use_bidirectional_attention": True}, 'does not know "use_bidirectional_attention": True'),
+        ({"moe_top_k": 2}, 'does not know "moe_top_k": 2 beside "num_experts_per_tok": 3'),
+        ({"sliding_window": None}, 'without a "sliding_window"'),
+        ({"rope_parameters": {"rope_type": "default"}}, 'does not know "rope_parameters"'),
+        ({"rope_parameters": None, "rope_theta": [1e4, 500.0, 1e3, 500.0, 1e4]}, 'does not know "rope_theta"'),
+        (
+            {"num_sliding_attention_heads": None, "attention_other_setting": {"num_attention_groups": 4}},
+            'does not know "attention_other_setting" with "num_attention_groups": 4',
+        ),
+        ({"mlp_layer_types": None, "moe_layers_enum": "one"}, 'does not know "moe_layers_enum": .one.'),
+    ],
+)
+def test_what_step_3_7_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("step-3") | change, Format.BF16)
+
+
+def test_step_3_7_by_the_names_of_its_makers(tmp_path: Path) -> None:
+    """All gates of a layer's experts are one tensor, and so are the other matrices; a layer for further tokens follows."""
+    model = tiny_model("step-3")
+    model.save_pretrained(tmp_path)
+    expected = logits(open_native(tmp_path, "fp32"))
+
+    def by_its_makers(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, tensor in tensors.items():
+            if name.endswith("experts.gate_up_proj"):
+                gate, up = tensor.chunk(2, dim=1)
+                under = name.replace("mlp.experts.gate_up_proj", "moe.")
+                found |= {f"{under}gate_proj.weight": gate, f"{under}up_proj.weight": up}
+                continue
+            name = name.replace("mlp.experts.down_proj", "moe.down_proj.weight").replace(
+                ".mlp.gate.weight", ".moe.gate.weight"
+            )
+            name = name.replace(".mlp.gate.e_score_correction_bias", ".moe.router_bias")
+            found[name.replace(".mlp.shared_experts.", ".share_expert.")] = tensor
+        return found | {"model.layers.5.eh_proj.weight": torch.ones(4, 4)}
+
+    rewritten(tmp_path, by_its_makers)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_nextn_predict_layers": 1}))
+    assert (logits(open_native(tmp_path, "fp32")) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"moe_topk": 6}, 'does not know "moe_topk": 6 with 5 experts that compute something'),
+        ({"zero_expert_type": "zero"}, 'does not know "zero_expert_type": .zero.'),
+        ({"router_bias": True}, 'does not know "router_bias": True'),
+        ({"mla_scale_q_lora": False}, 'does not know "mla_scale_q_lora": False'),
+        ({"q_lora_rank": None}, 'does not know "q_lora_rank": null'),
+        ({"num_hidden_layers": 3}, 'does not know "num_hidden_layers": 3'),
+        ({"num_key_value_heads": 2}, 'does not know "num_key_value_heads": 2'),
+        ({"head_dim": 16}, 'does not know "head_dim": 16'),
+        ({"norm_topk_prob": True}, 'does not know "norm_topk_prob": True'),
+    ],
+)
+def test_what_longcat_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("longcat") | change, Format.BF16)
+
+
+def test_experts_of_longcat_that_compute_nothing_have_tensors_or_none(tmp_path: Path) -> None:
+    """transformers writes gates of them, which it does not use; its makers do not."""
+    save_tiny("longcat", tmp_path)
+    expected = logits(open_native(tmp_path, "fp32"))
+
+    def without(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {name: each for name, each in tensors.items() if not any(f"experts.{e}." in name for e in (5, 6, 7))}
+        assert len(found) == len(tensors) - 2 * 3 * 2
+        return found | {"model.mtp.norm.weight": torch.ones(4)}
+
+    rewritten(tmp_path, without)
+    assert (logits(open_native(tmp_path, "fp32")) == expected).all()
+    rewritten(tmp_path, lambda tensors: tensors | {"model.layers.0.mlp.experts.8.gate_proj.weight": torch.ones(40, 96)})
+    with pytest.raises(ModelError, match=r"which no part of this model asks for"):
+        check_weights(str(tmp_path), "native")
+
+
 @pytest.mark.parametrize("seen", [7, 8])
 def test_minimax_m3_by_the_names_of_its_makers(seen: int, tmp_path: Path) -> None:
     """Rows of 128 tokens, of which a token sees 7 or 8 blocks of 16; their experts are one by one, gate and up apart."""

@@ -76,6 +76,8 @@ def compare(name: str, path: Path, seed: int = 0, **changes: Any) -> None:
     kept = not {"linear_attention", "hybrid"}.isdisjoint(kinds)
     # A short convolution multiplies three products with one another, where a gated layer multiplies two.
     layers += list(getattr(model.config, "layer_types", None) or []).count("conv")
+    # Experts beside two attentions and two gated layers are a third.
+    layers += model.config.num_layers if model.config.model_type == "longcat_flash" else 0
     for precision, two_layers in (("bf16", BF16_BOUND), ("w8a8", W8A8_BOUND), ("w4a8", W4A8_BOUND)):
         bound = two_layers * max(1.0, layers / 2) ** 0.5
         if kept and precision != "bf16":
@@ -222,6 +224,7 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         factors = settings.get("rope_parameters", {}).get("long_factor")
         turned = 2 * len(factors) if factors else turned
         common |= {"tie_word_embeddings": False} if kind == "bailing_hybrid" else {}
+        common |= {"head_dim": turned} if kind == "longcat_flash" else {}
         # transformers takes neighbouring columns behind these as complex numbers.
         plain = head_size + 2 * int(random.integers(0, 4))
         ranks = dict(kv_lora_rank=8 * int(random.integers(1, 10)))
@@ -259,6 +262,8 @@ def random_changes(name: str, random: np.random.Generator) -> dict[str, Any]:
         return common | sizes | dict(num_key_value_heads=kv_heads, head_dim=head_size)
     if kind == "minimax_m3_vl_text":
         common |= {"rotary_dim": head_size // 2, "index_head_dim": head_size, "index_n_heads": kv_heads}
+    if kind == "step3p5":
+        common |= {"num_sliding_attention_heads": 2 * heads}
     if kind == "qwen4_exp_text":
         common |= {"indexer_head_dim": head_size}
     if kind.startswith("gemma4"):

@@ -125,7 +125,7 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"aria_text": "AriaTextConfig", "minimax_m3_vl_text": "MiniMaxM3VLTextConfig"}
     places |= {"deepseek_v3": "DeepseekV3Config", "hy_v4_vl_text": "HYV4VLTextConfig"}
     places |= {"ernie4_5_vl_moe_text": "Ernie4_5_VLMoeTextConfig"}
-    places |= {"mistral_large4_text": "MistralLarge4TextConfig"}
+    places |= {"mistral_large4_text": "MistralLarge4TextConfig", "step3p5": "Step3p7TextConfig"}
     places |= {"glm5_next_text": "Glm5NextTextConfig", "qwen4_exp_text": "Qwen4ExpTextConfig"}
     places |= {"glm4v_text": "Glm4vTextConfig", "glm4v_moe_text": "Glm4vMoeTextConfig"}
     places |= {"mllama_text_model": "MllamaTextConfig", "muse_glimmer_text": "MuseGlimmerTextConfig"}
@@ -141,7 +141,7 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {kind: f"{name}Config" for kind, name in names.items()}
     assert places.keys() == USUAL.keys()
     for kind, name in places.items():
-        family = kind.removesuffix("_text").removesuffix("_text_model")
+        family = {"step3p5": "step3p7"}.get(kind, kind).removesuffix("_text").removesuffix("_text_model")
         module = import_module(f"transformers.models.{family}.configuration_{family}")
         usual = getattr(module, name)()
         theta = (getattr(usual, "rope_parameters", None) or {}).get("rope_theta")

@@ -27,6 +27,7 @@ from outrider.workers.models.formats.raw import to_float32
 from outrider.workers.models.formats.unexpected_tensors import (
     of_cross_attention,
     of_further_layer,
+    of_idle_experts,
     of_indexers,
     of_shared_keys,
     of_vision_experts,
@@ -134,7 +135,10 @@ def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, stat
     factors = frequency_factors(values)
     asked = {name for source in (*sources, *([factors] if factors else [])) for name in checkpoint.parts(source)}
     left = set(checkpoint.names) - asked
-    passed_over = (of_further_layer, of_shared_keys, of_indexers, of_cross_attention, of_vision_experts)
+    passed_over = (
+        *(of_further_layer, of_shared_keys, of_indexers, of_cross_attention, of_vision_experts),
+        of_idle_experts,
+    )
     left = {name for name in left if not any(is_so(name, values) for is_so in passed_over)}
     if values.get("model_type") == "axk1":  # its layers without experts have that norm in the checkpoint, but do not use it
         left = {name for name in left if not name.endswith(f".{BEHIND_EXPERTS}.weight")}

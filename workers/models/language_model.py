@@ -77,6 +77,7 @@ MULTIMODAL = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen4_exp": "qwen4_exp_text",
     "smolvlm": "llama",
+    "step3p7": "step3p5",
     "video_llama_3": "qwen2",
     "video_llava": "llama",
     "vipllava": "llama",
@@ -155,12 +156,14 @@ USUAL: dict[str, dict[str, Any]] = {
         "qwen3_5_text": (248320, 4096, 12288, 32, 16, 4, 32768),
         "qwen4_exp_text": (248320, 2048, None, 40, 16, 2, 32768),
         "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16, 16, 128000),
+        "step3p5": (128815, 4096, 11264, 45, 64, 8, 128000),
         "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128000),
     }.items()
 }
 del USUAL["gemma3n_text"][
     "intermediate_size"
 ]  # each layer has one of its own, and its family's builder knows what is usual
+del USUAL["step3p5"]["num_key_value_heads"]  # it has several names, which its family's builder knows
 USUAL["phi4_multimodal"] |= {"original_max_position_embeddings": 4096}
 USUAL["qwen2_5_omni_text"] |= {"rope_theta": 1e6}
 USUAL["qwen3_omni_moe_text"] |= {"rope_theta": 1e6, "moe_intermediate_size": 768}
@@ -211,8 +214,10 @@ PREFIXES = (
 # Models whose LM head is not tied by default.
 UNTIED = (
     *("apertus1p5", "aria", "glm5_next", "hy_v4_vl", "llama4", "minimax_m3_vl", "mistral_large4", "mllama"),
-    *("muse_glimmer", "qwen4_exp"),
+    *("muse_glimmer", "qwen4_exp", "step3p7"),
 )
+# Models whose language model has the type below whatever its configuration says, as in transformers.
+NAMED_BY_THE_WHOLE = ("step3p7",)
 # Models whose language model is the part that thinks, beside parts that talk.
 OMNI = ("qwen2_5_omni", "qwen3_omni_moe")
 THINKER = "thinker."
@@ -225,7 +230,7 @@ NOT_LANGUAGE = (
     *("aligner.", "projector.", "visual_embeddings_table.", "vision_projector.", "vision_adapter.", "vision_projection."),
     *("vision_encoder.", "image_tower.", "video_tower.", "encoder.", "merger.", "vqmodel.", "generation_"),
     *("mlp1.", "sound_encoder.", "sound_projection.", "layerwise_projectors.", "spatial_projectors."),
-    *("patch_merger.", "pre_mm_projector_norm.", "vision_language_adapter."),
+    *("patch_merger.", "pre_mm_projector_norm.", "vision_language_adapter.", "vit_large_projector."),
     *("vit.", "resampler_model.", "high_res_vision_", "embed_tokens_extend.", "talker.", "token2wav.", "code2wav."),
 )
 
@@ -253,7 +258,8 @@ def language_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
         stated = {key: value for key, value in values.items() if key != "model_type"}
     if not isinstance(stated, dict):
         raise ModelError(f'{source}: "text_config" must be an object, got {quoted(stated)}')
-    kind = str(stated.get("model_type") or MULTIMODAL[values["model_type"]])
+    own = None if values["model_type"] in NAMED_BY_THE_WHOLE else stated.get("model_type")
+    kind = str(own or MULTIMODAL[values["model_type"]])
     text = USUAL.get(kind, {}) | {key: value for key, value in stated.items() if key not in OF_PICTURES}
     text["model_type"] = SAME.get(kind, kind)
     if kind == "qwen3_vl_moe_text":

@@ -112,7 +112,7 @@ class Forward:
         if op.kind is Kind.EXPERTS:
             return self._experts(op, x, key, watch)
         if op.kind is Kind.MIX:
-            return mix(op, x, key)
+            return mix(op, x, key, _part(buffers, op.value) if op.value.buffer >= 0 else None)
         if op.kind is Kind.GATE:
             return x * ACTIVATIONS[op.activation](key)
         if op.kind is Kind.BLEND:
@@ -211,6 +211,8 @@ def _stacked(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
 
 def _gated(op: Op, y: Tensor) -> Tensor:
     gate, up = y.chunk(2, dim=1)
+    if op.activation is Activation.BOUNDED_SILU:
+        return F.silu(gate).clamp(max=op.cap) * up.clamp(-op.cap, op.cap)
     if op.cap:
         gate, up = gate.clamp(max=op.cap), up.clamp(-op.cap, op.cap)
     if op.activation is Activation.CLAMPED_SWIGLU:

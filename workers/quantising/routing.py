@@ -57,8 +57,11 @@ def _mix_sparsely(op: Op, scores: Tensor) -> Tensor:
     return torch.cat([*best, *weights], dim=1)
 
 
-def mix(op: Op, products: Tensor, routed: Tensor) -> Tensor:
-    """The sum of a token's expert outputs, weighted unless ``op.integer``."""
+def mix(op: Op, products: Tensor, routed: Tensor, own: Tensor | None) -> Tensor:
+    """The sum of a token's expert outputs, weighted unless ``op.integer``; ``own`` stands for those of experts beyond
+    ``op.heads``."""
     each = products.reshape(len(products), op.kv_heads, -1)[:, :, : op.output.width]
+    if own is not None:
+        each = torch.where((routed[:, : op.kv_heads] >= op.heads)[:, :, None], own[:, None], each)
     weighed = each if op.integer else each * routed[:, op.kv_heads :, None]
     return weighed.sum(dim=1) * op.scale

@@ -47,6 +47,7 @@ from outrider.workers.models.families import (
     lfm3,
     llama,
     llama4,
+    longcat_flash,
     mamba,
     mimo,
     minimax_m3,
@@ -70,6 +71,7 @@ from outrider.workers.models.families import (
     relu_squared,
     stablelm,
     starcoder2,
+    step3p7,
     zamba2,
 )
 from outrider.workers.models.families.eagle3 import eagle3
@@ -158,6 +160,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "lfm3": lfm3.lfm3,
     "llama": llama.llama,
     "llama4_text": llama4.llama4,
+    "longcat_flash": longcat_flash.longcat_flash,
     "mamba": mamba.mamba,
     "mamba2": mamba.mamba2,
     "mellum": mixtures.mellum,
@@ -204,6 +207,7 @@ FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "solar_open": corrected_mixtures.solar_open,
     "stablelm": stablelm.stablelm,
     "starcoder2": starcoder2.starcoder2,
+    "step3p5": step3p7.step3p7,
     "vaultgemma": gemma.vaultgemma,
     "youtu": latent.youtu,
     "zamba2": zamba2.zamba2,

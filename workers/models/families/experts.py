@@ -60,11 +60,11 @@ class Shared:
 class Experts:
     """The experts of a model. ``prefix`` follows the layer's prefix in names. ``biased``: router and experts have biases.
 
-    ``clamp`` is the bound of a clamped activation (``clamps_beside``: of shared and dense layers, too) and ``slope`` its
-    factor. ``sparse(layer)``: whether the layer has
-    experts; a layer without has a gated feed-forward layer (``dense_biased``: with biases). ``scale`` multiplies what the
-    experts and a shared expert that is not ``weighed`` add to the residual, ``dense_scale`` what a gated feed-forward layer
-    adds. ``scales_input``: the weight of a token's only expert multiplies the expert's input, not its output.
+    ``clamp`` is the bound of a clamped activation and ``slope`` its factor; ``beside``: the activation of shared and dense
+    layers and its bound, where they differ. ``sparse(layer)``: whether the layer has experts; a layer without has a gated
+    feed-forward layer (``dense_biased``: with biases). ``scale`` multiplies what the experts and a shared expert that is
+    not ``weighed`` add to the residual, ``dense_scale`` what a gated feed-forward layer adds. ``scales_input``: the weight
+    of a token's only expert multiplies the expert's input, not its output.
     """
 
     count: int
@@ -75,7 +75,7 @@ class Experts:
     biased: bool = False
     shared: Shared | None = None
     clamp: float = 0.0
-    clamps_beside: bool = True
+    beside: tuple[Activation, float] | None = None
     slope: float = 1.0
     sparse: Callable[[int], bool] = lambda layer: True
     prefix: str = "mlp."
@@ -173,8 +173,8 @@ def _beside(
     else:
         first, second = (layer.weight(name, shared.width, h.width) for name in (gate, up))
     biases = layer.biases(shared.biased, (gate, shared.width), (up, shared.width))
-    clamp = experts.clamp if experts.clamps_beside else 0.0
-    m = builder.gated(h, first, second, experts.function, biases=biases, scale=experts.slope, cap=clamp)
+    function, clamp = experts.beside or (experts.function, experts.clamp)
+    m = builder.gated(h, first, second, function, biases=biases, scale=experts.slope, cap=clamp)
     biases = layer.biases(shared.biased, (down, h.width))
     matrix = layer.weight(down, h.width, shared.width)
     return builder.linear(m, [matrix], biases=biases, residual=residual, scale=scale)

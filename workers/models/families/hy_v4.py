@@ -45,7 +45,7 @@ def _hy_v4(
         said.get(unused)
     said.only("hidden_act", "silu")  # experts have it whatever it says
     experts = listed_experts(said, sizes.layers, dense=1, count=256, chosen=8, width=ffn[1], scale=2.827)
-    experts = replace(experts, clamp=said.positive("swiglu_limit", 10.0), clamps_beside=False)
+    experts = replace(experts, clamp=said.positive("swiglu_limit", 10.0), beside=(experts.function, 0.0))
     latent = read_latent(said, sizes, query_rank=query_rank, plain=192, value=256, halves=True)
     said.only("rope_interleave", larger)
     if not latent.query_rank:

@@ -1,7 +1,8 @@
 """Latent attention: the keys and values of all heads are projections of one latent vector a token.
 
 DeepSeek V2 and V3 (Moonlight and Kimi K2 among them), Mistral 4, A.X-K1 and K2, Sarvam's larger model, GLM-4.7-Flash,
-Youtu, MiniCPM 3, and some layers of Kimi Linear (kimi_linear.py); Mistral Large 4 (mistral_large4.py).
+Youtu, MiniCPM 3, LongCat-Flash (longcat_flash.py), Mistral Large 4 (mistral_large4.py), and some layers of Kimi Linear
+(kimi_linear.py).
 The cache stores the latent vector as the key and the value of all heads. A head's query is multiplied by the rows of
 kv_b_proj that compute its keys, and its output of attention by the rows that compute its values; the reasons stand in
 docs/inside-the-engines.md.
@@ -69,8 +70,9 @@ class Latent:
     ``column_gates``: so is each column of the heads; ``joined_gates``: these gates are computed as the queries are, by the
     same matrix, from the latent vector both with its norm and without. ``sinks``: scores have an attention sink for each
     head. ``position_factors``: at position p a head's query is multiplied by its scale * log(p + 1) + its bias.
-    ``sources`` (empty: each its own) are the layers whose keys and values each layer reads. ``epsilon`` is that of the
-    latent vectors' norms.
+    ``sources`` (empty: each its own) are the layers whose keys and values each layer reads. ``latent_scale`` multiplies the
+    vector of keys and values behind its norm. ``epsilon`` is that of the latent vectors' norms. ``prefix`` follows the
+    layer's prefix in names.
     """
 
     query_rank: int
@@ -90,7 +92,9 @@ class Latent:
     sinks: bool = False
     position_factors: bool = False
     sources: Sequence[int] = ()
+    latent_scale: float = 1.0
     epsilon: float = EPSILON
+    prefix: str = "self_attn."
 
 
 def deepseek_v2(config: Config, begin: Begin) -> Program:
@@ -464,7 +468,7 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
     logarithm: list[Slice] = []  # computed once, where all tokens of a pass are
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
-        names = Linear(f"model.layers.{layer}.self_attn.")
+        names = Linear(f"model.layers.{layer}.{latent.prefix}")
         source = latent.sources[layer] if latent.sources else layer
 
         def norm(x: Slice, name: str, output: Slice | None = None) -> Slice:
@@ -501,6 +505,8 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
         if source == layer:
             shared, kv = key.split(turned, latent.rank) if turned else (key, key)
             builder.head_norm(kv, names.vector("kv_a_layernorm", latent.rank), heads=1, epsilon=epsilon)
+            if latent.latent_scale != 1.0:
+                builder.scale(kv, latent.latent_scale, output=kv)
             stored[layer] = key, kv
         if latent.rope is not None:
             rotate(builder, query, latent.rope, heads)

@@ -11,7 +11,8 @@ Builders ask for ``…mlp.experts.3.gate_proj.weight``. Checkpoints may have one
 3. Llama 4, and Aria with the names ``fc1.weight`` and ``fc2.weight``: ``gate_up_proj`` [experts, hidden, 2 ffn], gate
    columns before up columns, and ``down_proj`` [experts, ffn, hidden].
 4. Qwen3-VL: layout 3 or 1, decided by the shapes, as in transformers.
-5. gpt-oss in MXFP4 (formats/mxfp4.py): rows are outputs, gate and up rows alternating.
+5. Step 3.7: each kind of matrix in one tensor [experts, outputs, inputs], with names ``…moe.gate_proj.weight``.
+6. gpt-oss in MXFP4 (formats/mxfp4.py): rows are outputs, gate and up rows alternating.
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ def place_of(tensor: Tensor, entries: Mapping[str, Entry], transposed: bool | No
         granite = f"{experts.removesuffix('.experts')}.{'output' if kind == 'down' else 'input'}_linear.weight"
         aria = f"{experts}.fc{2 if kind == 'down' else 1}.weight"
         joined = next((name for name in (granite, aria) if name in entries), joined)
+    apart = f"{experts.removesuffix('mlp.experts')}moe.{kind}_proj.weight"
+    if part == "weight" and len(getattr(entries.get(apart), "shape", ())) == 3:
+        return Place(apart, expert, 0, 1) if expert < entries[apart].shape[0] else None
     biased = f"{joined}_bias" in entries
     source = f"{joined}_bias" if part == "bias" else joined
     entry = entries.get(source)

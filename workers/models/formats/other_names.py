@@ -53,6 +53,9 @@ OTHERS = (
     (".block_sparse_moe.router.weight", ".block_sparse_moe.router.layer.weight"),  # Granite
     (".mlp.gate.weight", ".block_sparse_moe.gate.weight"),  # Mixtral
     (".mlp.", ".block_sparse_moe."),  # Kimi Linear
+    (".mlp.gate.weight", ".moe.gate.weight"),  # Step 3.7
+    (".mlp.gate.e_score_correction_bias", ".moe.router_bias"),
+    (".mlp.shared_experts.", ".share_expert."),
 )
 # Mixtral's names of an expert's matrices.
 MATRICES = (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))

@@ -87,6 +87,17 @@ def of_vision_experts(name: str, values: Mapping[str, Any]) -> bool:
     return found[1] is None or count <= int(found[1]) < 2 * count
 
 
+OF_EXPERTS = re.compile(r"model\.layers\.\d+\.mlp\.experts\.(\d+)\.(?:gate|up)_proj\..+")
+
+
+def of_idle_experts(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether the tensor is of an expert of LongCat-Flash that computes nothing, for which transformers has room."""
+    found, count, idle = OF_EXPERTS.fullmatch(name), values.get("n_routed_experts"), values.get("zero_expert_num")
+    if found is None or values.get("model_type") != "longcat_flash" or type(count) is not int or type(idle) is not int:
+        return False
+    return count <= int(found[1]) < count + idle
+
+
 def of_cross_attention(name: str, values: Mapping[str, Any]) -> bool:
     """Whether the tensor is of a layer of Llama 3.2 Vision that attends to pictures, of which a text has none."""
     found, layers = LAYER.fullmatch(name), values.get("cross_attention_layers")
