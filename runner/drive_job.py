@@ -102,16 +102,6 @@ def _outcome(journal: Journal, interrupted: bool) -> dict[str, Any]:
 
 def _files(journal: Journal, directory: Path, description: Callable[[], dict[str, Any]]) -> list[Callable[[], object]]:
     """The steps that write the job's files. The report has what job.json says."""
-    return [
-        lambda: write_results(journal, directory),
-        lambda: describe(directory, journal, description()),
-        lambda: write_report(journal, directory, running=False),
-    ]
-
-
-def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watcher) -> dict[str, Any]:
-    """Run the pending rows until all have ended or a stop is asked for, and write the job's files; returns the outcome."""
-    journal = prepared.journal
 
     def in_place(step: Callable[[], object]) -> Callable[[], object]:
         """The step, where the directory is still this job's: one of that name may be another's by now."""
@@ -122,6 +112,16 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
 
         return checked
 
+    return [
+        in_place(lambda: write_results(journal, directory)),
+        in_place(lambda: describe(directory, journal, description())),
+        in_place(lambda: write_report(journal, directory, running=False)),
+    ]
+
+
+def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display: Watcher) -> dict[str, Any]:
+    """Run the pending rows until all have ended or a stop is asked for, and write the job's files; returns the outcome."""
+    journal = prepared.journal
     outcome: dict[str, Any] = {}
 
     def description() -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _run_pending(spec: JobSpec, directory: Path, prepared: PreparedJob, display:
                 display.say,
                 lambda: _close(trace, display),
                 # Also after an error, so that the rows that are done can be read.
-                *map(in_place, _files(journal, directory, description)),
+                *_files(journal, directory, description),
             ),
         ):
             try:

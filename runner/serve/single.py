@@ -44,14 +44,13 @@ async def answer(service: Service, request: Request, body: object) -> Response:
             loop.call_soon_threadsafe(answers.put_nowait, answer)
 
     take_back = service.runner.ask(model, entry, streamed, on_answer)
-    first: Answer | None = None
     try:
         first = await _next(answers, request)
         while not streamed and not first.last:
             first = await _next(answers, request)
-    finally:
-        if first is None:
-            take_back()
+    except BaseException:
+        take_back()
+        raise
     if first.error is not None:
         raise _refusal(first)
     if streamed:

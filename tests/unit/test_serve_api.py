@@ -495,11 +495,12 @@ def test_a_client_that_goes_amid_its_request_is_no_stumble(fake: FakeServer, pla
     assert said == [] and list(fake.folders.files.iterdir()) == []
 
 
-def test_a_row_that_nobody_waits_for_is_taken_back(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prompt", ["never", "begun"])
+def test_a_row_that_nobody_waits_for_is_taken_back(fake: FakeServer, monkeypatch: pytest.MonkeyPatch, prompt: str) -> None:
     monkeypatch.setattr(single, "LOOK_SECONDS", 0.05)
     with fake.client() as client:
         with pytest.raises(openai.APITimeoutError):
-            client.with_options(timeout=0.2).completions.create(model="small", prompt="never")
+            client.with_options(timeout=0.2).completions.create(model="small", prompt=prompt)
         until(lambda: fake.runner.taken_back == 1, "taking back")
 
 
