@@ -30,7 +30,6 @@ from outrider.kernels.buffers import select_positions, share_buffers
 from outrider.kernels.program import (
     ABSENT,
     MOST_ROUTED,
-    RECURRENT,
     Activation,
     Cache,
     Format,
@@ -45,6 +44,9 @@ from outrider.kernels.program import (
 )
 from outrider.kernels.weights import EACH_ITS_OWN, StorageChoice, Weights, joined
 
+# In ``Builder.states``, beside layers.
+LAST_STATE = -1
+
 
 @dataclass
 class Builder:
@@ -53,7 +55,7 @@ class Builder:
     Embedding tables, keys and values are bf16, or fp32 where activations are. Quantised matrices have a scale for every
     ``group`` channels; 0 is the format's default: FACTORS for four bits, groups of 128 for eight.
 
-    ``states`` are the layers whose inputs a pass returns.
+    ``states`` are the layers whose inputs a pass returns; LAST_STATE is the last layer's output, before the last norm.
 
     ``storage_choice`` decides how each matrix and table of a quantised checkpoint is stored. Of several matrices only
     neighbours that are stored alike are stacked as one weight, which computes its part of the output.
@@ -689,16 +691,31 @@ class Builder:
         """The program that ends with a choice from ``logits``."""
         if logits.width != self.vocabulary:
             raise ValueError(f"{logits.width} logits for a vocabulary of {self.vocabulary}")
+        self._return_last_state()
         if missing := [layer for place, layer in enumerate(self.states) if place not in self._hidden_out]:
             raise ValueError(f"the inputs of layers {missing} cannot be returned")
         if self.states and any(op.longest for op in self._ops):
             raise ValueError("the inputs of layers cannot be returned where rope depends on how long a row is")
-        if self.states and any(op.kind in RECURRENT for op in self._ops):
-            raise ValueError("the inputs of layers cannot be returned where rows have a recurrent state")
         self._ops.append(Op(Kind.CHOOSE, logits))
         ops, buffers = share_buffers(*select_positions(self._ops, self._widths))
         cache = Cache.FP32 if self.precision.fp32 else Cache.BF16
         return Program(ops, tuple(self._weights.all), buffers, len(self._caches), self.vocabulary, self.context, cache)
+
+    def store_last(self) -> None:
+        """``store_hidden`` of the input of the LM head, which must have been added."""
+        self._insert_before(Kind.LINEAR, Kind.STORE_HIDDEN)
+
+    def _return_last_state(self) -> None:
+        for place, wanted in enumerate(self.states):
+            if wanted == LAST_STATE:
+                self._hidden_out.add(place)
+                self._insert_before(Kind.NORM, Kind.HIDDEN_OUT, place)
+
+    def _insert_before(self, last: Kind, kind: Kind, place: int = 0) -> None:
+        """Adds an operation on the input of the last operation of the kind ``last``, before it."""
+        at = max(index for index, op in enumerate(self._ops) if op.kind is last)
+        state = self._ops[at].input
+        self._ops.insert(at, Op(kind, state, integer=place * state.width))
 
     def _buffer(self, width: int) -> Slice:
         self._widths.append(width)

@@ -6,9 +6,8 @@ hashed and checked before a single byte is read. kernels/builder.py puts program
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -419,14 +418,6 @@ class Program:
             or (weight.format is Format.FP16 and number in heads)
             for number, weight in enumerate(self.weights)
         )
-
-    def digest(self) -> str:
-        """A digest of the program: if equal, the operations are equal, over equally packed tensors of the same names.
-
-        The cache's type and the hidden states that are returned are left out, since they do not change what is packed.
-        """
-        ops = tuple(op for op in self.ops if op.kind is not Kind.HIDDEN_OUT)
-        return hashlib.sha256(repr(replace(self, ops=ops, cache=Cache.BF16)).encode()).hexdigest()
 
     @property
     def caches(self) -> tuple[Op, ...]:

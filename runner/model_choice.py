@@ -13,10 +13,13 @@ from outrider.runner.planning.replica_memory import ProcessMemory, ReplicaMemory
 from outrider.runner.planning.replica_plan import memory_by_files
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.messages import ModelSpec, ReplicaSpec
+from outrider.workers.models.draft_names import AUTO, MODEL, MTP, split_draft
 from outrider.workers.models.model_info import ModelInfo
 from outrider.workers.precisions import arithmetic
 
 LOOKUP, SUFFIX = "lookup", "suffix"
+# Of a quantised checkpoint's own precisions, those with activations in int8, for its MTP layer.
+ROUNDED = {"w4abf16": "w4a8", "w8af32": "w8a8"}
 FEWEST_CORES_TO_SPLIT = 4
 # A checkpoint's dtype, and our name for it.
 OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -29,7 +32,7 @@ def choose_models(
     tokenizer_process: TokenizerProcess,
     say: Callable[[str], None],
 ) -> tuple[ModelSpec, ModelSpec | None]:
-    """What each actor loads, and on which engine."""
+    """What each actor loads, and on which engine. No draft also where the usual one is an MTP layer, and cannot run."""
     target_on_accelerator, draft_on_accelerator = on_accelerator(_devices(spec))
     target_model = choose_target(spec, target, tokenizer_process, say, target_on_accelerator)
     target_model = replace(target_model, prefix_tokens=spec.prefix_tokens)
@@ -40,6 +43,10 @@ def choose_models(
             say(f"note: no draft model runs, so these options have no effect: {', '.join(idle)}")
         return target_model, None
     if draft.head:
+        off_native = target_model.engine != "native" or draft_on_accelerator
+        if off_native and draft.family == MTP and split_draft(spec.draft)[0] in (AUTO, MODEL):
+            say(f"note: the usual draft, {draft.name}, cannot be used: only the native engine runs multi-token prediction")
+            return target_model, None
         _check_head(spec, target_model, target, draft, draft_on_accelerator, tokenizer_process)
     precision = _draft_precision(spec, target_model, draft, draft_on_accelerator, tokenizer_process)
     draft_model = _model(spec, draft, precision, draft_on_accelerator, tokenizer_process, say)
@@ -124,10 +131,16 @@ def _draft_precision(
     spec: Options, target: ModelSpec, draft: ModelInfo, on_accelerator: bool, tokenizer_process: TokenizerProcess
 ) -> str:
     """The precision of a draft. Rounding changes no text, and a step's time is that of reading the weights' bytes."""
+    if spec.draft_precision == "auto" and draft.family == MTP:
+        return ROUNDED.get(draft.made_for, draft.made_for) or _rounded(target)
     if spec.draft_precision != "auto" or draft.made_for or on_accelerator or spec.engine == "hf":
         return spec.draft_precision
     if not spec.fast_attention or tokenizer_process.native_refuses(draft.path) is not None:
         return "bf16" if draft.dtype in ("float16", "float32") else "auto"
+    return _rounded(target)
+
+
+def _rounded(target: ModelSpec) -> str:
     # Candidates of a four-bit draft are accepted a little less often; that pays beside a target with passes as short.
     return "w4a8" if arithmetic(target.precision).startswith("w4") else "w8a8"
 

@@ -53,7 +53,8 @@ void Pass::plan() {
     feed.selected = static_cast<int32_t>(selected.size()) - feed.first_selected;
     feed.state_out = batch.states && batch.states[i] ? states_out : -1;
     feed.state_in = batch.given && batch.given[i] ? states_in : -1;
-    if (feed.state_out >= 0) states_out += feed.count;
+    feed.again = engine.fed_again.empty() ? 0 : engine.fed_again[static_cast<size_t>(i)];
+    if (feed.state_out >= 0) states_out += feed.count - feed.again;
     if (feed.state_in >= 0) states_in += feed.count;
     any_given = any_given || feed.state_in >= 0;
     feed.first_branch = branch;

@@ -14,6 +14,7 @@ struct FeedState {
   int32_t row, first_token, count, position;
   int32_t first_selected, selected;  // its last tokens, among the selected rows
   int32_t first_branch, end_branch;  // indices into the pass's branches
+  int32_t again;                     // its first tokens, which are fed again to restore a recurrent state
   int64_t state_out, state_in;       // indices of its tokens' hidden states in the batch's, or -1
   std::vector<char *> blocks;
 };

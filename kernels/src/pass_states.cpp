@@ -42,8 +42,9 @@ void Pass::return_hidden(const outrider_op &op, int thread) const {
   share(tokens - static_cast<int64_t>(branches.size()), thread, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       const FeedState &feed = feeds[static_cast<size_t>(feed_of[static_cast<size_t>(t)])];
-      if (feed.state_out < 0) continue;
-      uint16_t *const to = batch.states_out + (feed.state_out + t - feed.first_token) * columns + op.integer;
+      const int64_t place = t - feed.first_token - feed.again;
+      if (feed.state_out < 0 || place < 0) continue;
+      uint16_t *const to = batch.states_out + (feed.state_out + place) * columns + op.integer;
       const float *const from = in + t * stride;
       for (int32_t c = 0; c < op.in.width; ++c) to[c] = to_bf16(from[c]);
     }

@@ -110,10 +110,9 @@ int32_t Engine::plan_recurrence() {
     recurrence.of.push_back(std::move(one));
   }
   if (recurrence.empty()) return OUTRIDER_OK;
-  if (longest > 0 || hidden_out || hidden_in)
-    return fail(
-        OUTRIDER_INVALID,
-        "a program with a recurrent state can neither hand out nor take in states, nor change rope with a row's length");
+  if (longest > 0 || hidden_in)
+    return fail(OUTRIDER_INVALID,
+                "a program with a recurrent state can neither take in states nor change rope with a row's length");
   // The spacing at which snapshots take as much memory as they may.
   const int64_t float_bytes = static_cast<int64_t>(sizeof(float)), state_bytes = recurrence.state_size * float_bytes;
   const int64_t block_share = cache->empty() ? kBlockTokens * recurrence.input_size * float_bytes / kInputsShare
@@ -152,7 +151,7 @@ int32_t Engine::run_with_lacking(const outrider_batch &batch) {
   int32_t status = check_batch(batch, &tokens, &selected);
   if (status != OUTRIDER_OK) return status;
   std::vector<std::vector<int32_t>> lacking(static_cast<size_t>(batch.feeds));
-  std::vector<int32_t> computed, counts, fed, after;
+  std::vector<int32_t> computed, counts, fed, after, again;
   int64_t token = 0, branch = 0;
   for (int i = 0; i < batch.feeds; ++i) {
     const RowState &row = rows[static_cast<size_t>(batch.rows[i])];
@@ -163,6 +162,7 @@ int32_t Engine::run_with_lacking(const outrider_batch &batch) {
     fed.insert(fed.end(), batch.tokens + token, batch.tokens + token + batch.counts[i]);
     token += batch.counts[i];
     const int32_t more = static_cast<int32_t>(lacks.size());
+    again.push_back(more);
     counts.push_back(batch.counts[i] + more);
     for (int32_t b = 0; batch.branches && b < batch.branches[i]; ++b) after.push_back(batch.branch_after[branch++] + more);
   }
@@ -172,8 +172,10 @@ int32_t Engine::run_with_lacking(const outrider_batch &batch) {
   whole.branch_after = after.data();
   for (int i = 0; i < batch.feeds; ++i)
     rows[static_cast<size_t>(batch.rows[i])].history.resize(static_cast<size_t>(computed[static_cast<size_t>(i)]));
+  fed_again.swap(again);
   // Rows that were not fed get back what they had, for which their histories still have room.
   const auto restore = [&] {
+    fed_again.clear();
     for (int i = 0; i < batch.feeds; ++i) {
       const std::vector<int32_t> &lacks = lacking[static_cast<size_t>(i)];
       std::vector<int32_t> &history = rows[static_cast<size_t>(batch.rows[i])].history;

@@ -23,7 +23,7 @@ from outrider.runner.job.piped_input import input_name, is_piped
 from outrider.runner.options.job import JobSpec
 from outrider.runner.options.option import flag_of
 from outrider.workers.errors import JobError, JobHeldError, UsageError, first_line
-from outrider.workers.models.draft_names import WITH_TEXTS
+from outrider.workers.models.draft_names import MTP, WITH_TEXTS
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.hub_gguf import of_hub
 from outrider.workers.models.model_info import POCKETS
@@ -92,7 +92,7 @@ def absolute_model(name: str) -> str:
         is_here = path.is_dir() or path.is_symlink() or (is_gguf(path) and of_hub(model) is None)
     except (OSError, RuntimeError):  # a name too long, or an unknown home: opening the model will report it
         return name
-    if model in POCKETS or not is_here:
+    if model in (*POCKETS, MTP) or not is_here:
         return name
     return f"{path.absolute()}{name[len(model) :]}"
 

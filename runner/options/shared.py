@@ -156,8 +156,9 @@ class SpeculationOptions(OptionModel):
     draft: Annotated[
         Name,
         Option(
-            help="A draft model (also MODEL+lookup, MODEL+suffix); model: the usual one of the target's family; auto: "
-            "model+suffix (bench: model); lookup, suffix: candidates from texts alone; none: plain decoding.",
+            help="A draft model (also MODEL+lookup, MODEL+suffix); mtp: the target's own layer for multi-token prediction; "
+            "model: the usual one of the target's family; auto: model+suffix (bench: model); lookup, suffix: candidates "
+            "from texts alone; none: plain decoding.",
             decides_text=False,
             spellings=("--assistant-model", "--assistant_model"),
             metavar="DRAFT",

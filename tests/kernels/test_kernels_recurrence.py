@@ -18,7 +18,9 @@ from kernel_models import (
     Shape,
     all_logits,
     assert_same_bits,
+    pack_program,
     packed,
+    random_matrices,
     tokens,
 )
 
@@ -303,11 +305,12 @@ def test_programs_that_make_no_sense_are_refused() -> None:
             Packed(replace(scan.program, ops=(*ops[:at], changed, *ops[at + 1 :])), scan.memory).model()
     with model.model() as engine, pytest.raises(KernelError, match="row 0 cannot skip 2 tokens"):
         engine.skip(engine.open(), [1, 2])
-    builder = Builder(10, 10, Format.BF16, states=(0,))
-    x = builder.embed(Tensor("embed", (10, 16)))
-    builder.layer_input(0, x)
-    x = builder.convolve(x, Tensor("taps", (16, 1, 3)))
-    with pytest.raises(ValueError, match="cannot be returned where rows have a recurrent state"):
-        builder.finish(builder.linear(x, [Tensor("head", (10, 16))]))
+    builder = Builder(10, 10, Format.BF16)
+    builder.embed(Tensor("embed", (10, 16)))
+    x = builder.convolve(builder.load_hidden(builder.hidden_in(16)), Tensor("taps", (16, 1, 3)))
+    builder.store_hidden(x)
+    taking = builder.finish(builder.linear(x, [Tensor("head", (10, 16))]))
+    with pytest.raises(KernelError, match="a program with a recurrent state can neither take in states nor change rope"):
+        Packed(taking, pack_program(taking, random_matrices(taking, 0))).model()
     with pytest.raises(ValueError, match=r"taps has shape \(16, 3\), its input has 16 columns"):
         builder.convolve(Slice(0, 0, 16), Tensor("taps", (16, 3)))

@@ -147,9 +147,9 @@ def test_cwm_without_rope_has_its_usual_one() -> None:
     rope = stated | {"rope_theta": 1e6, "original_max_position_embeddings": 8192}
     config = {"model_type": "cwm", **TINY["llama"][1]}
     usual = build_program(config, Format.BF16)
-    assert build_program(config | {"rope_parameters": None}, Format.BF16).digest() == usual.digest()
-    assert build_program(config | {"rope_parameters": rope}, Format.BF16).digest() == usual.digest()
-    assert build_program(config | {"rope_parameters": {"rope_theta": 1e6}}, Format.BF16).digest() != usual.digest()
+    assert build_program(config | {"rope_parameters": None}, Format.BF16) == usual
+    assert build_program(config | {"rope_parameters": rope}, Format.BF16) == usual
+    assert build_program(config | {"rope_parameters": {"rope_theta": 1e6}}, Format.BF16) != usual
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_layer_with_a_window_of_no_size_is_refused(name: str) -> None:
 def test_tokens_may_be_said_to_see_those_before_them_only() -> None:
     config = {"model_type": "llama", **TINY["llama"][1]}
     said = build_program(config | {"is_causal": True}, Format.BF16)
-    assert said.digest() == build_program(config, Format.BF16).digest()
+    assert said == build_program(config, Format.BF16)
 
 
 ALL = {"initializer_range": 0.02, "use_cache": True, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": [1, 2]}

@@ -14,7 +14,7 @@ from outrider.kernels.weights import StorageChoice
 from outrider.workers.errors import ModelError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.config_file import config_path, read_config
-from outrider.workers.models.families import build_program
+from outrider.workers.models.families import build_mtp, build_program
 from outrider.workers.models.families.latent import BEHIND_EXPERTS, BY_HEADS, CORRECTIONS
 from outrider.workers.models.families.mistral_large4 import FREQUENCY_FACTORS, frequency_factors
 from outrider.workers.models.families.mixtures import FUSED
@@ -29,12 +29,14 @@ from outrider.workers.models.formats.unexpected_tensors import (
     of_further_layer,
     of_idle_experts,
     of_indexers,
+    of_mtp,
     of_shared_keys,
     of_vision_experts,
     refuse_unexpected,
 )
 from outrider.workers.models.head_checkpoint import head_program
 from outrider.workers.models.heads import read_head
+from outrider.workers.models.mtp import model_of, mtp_layer
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.precisions import Precision, rounding
 
@@ -76,13 +78,14 @@ def read_program(
 ) -> CheckpointProgram:
     """Raises a ModelError if a tensor is missing, has another shape or type, or is unknown.
 
-    ``states`` are the layers whose inputs a pass returns for a head.
+    ``states`` are the layers whose inputs a pass returns for a head. ``path`` may be that of a model's MTP layer.
     """
     if (head := read_head(path)) is not None:
         return CheckpointProgram(head_program(path, head, precision, allow_pickle), rounded=rounding(precision))
-    checkpoint = open_checkpoint(path, allow_pickle)
+    model = model_of(path)
+    checkpoint = open_checkpoint(model or path, allow_pickle)
     try:
-        return _read_program(path, precision, checkpoint, states)
+        return _read_program(model or path, precision, checkpoint, states, mtp=model is not None)
     finally:
         checkpoint.close()
 
@@ -105,7 +108,9 @@ def as_stored(values: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
     return values
 
 
-def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, states: Sequence[int]) -> CheckpointProgram:
+def _read_program(
+    path: Path, precision: Precision, checkpoint: Checkpoint, states: Sequence[int], mtp: bool
+) -> CheckpointProgram:
     file, values = config_path(path), read_config(path)
     quantised = checkpoint.quantisation is not None
     if quantised and precision.group:
@@ -121,24 +126,28 @@ def _read_program(path: Path, precision: Precision, checkpoint: Checkpoint, stat
     elif quantised and format is Format.BF16:
         storage_choice = FloatCodes(checkpoint)
     values = as_stored(values, checkpoint)
-    program = build_program(values, format, precision.group, str(file), storage_choice, states)
+    layer = mtp_layer(values, str(file), checkpoint.names) if mtp else None
+
+    def build(**changes: Any) -> Program:
+        if layer is None:
+            return build_program(values | changes, format, precision.group, str(file), storage_choice, states)
+        changed = replace(layer, values={**layer.values, **changes})
+        return build_mtp(changed, format, precision.group, str(file), storage_choice)
+
+    program = build()
     sources = _sources(program.weights)
     for source in sources:
         checkpoint.check(source)
     if has_untied_head(program, checkpoint):
-        program = build_program(
-            values | {"tie_word_embeddings": False}, format, precision.group, str(file), storage_choice, states
-        )
+        program = build(tie_word_embeddings=False)
         sources = _sources(program.weights)
     if isinstance(checkpoint.quantisation, Mlx) and checkpoint.quantisation.whole_norms:
         program = _with_whole_norms(program)
     factors = frequency_factors(values)
     asked = {name for source in (*sources, *([factors] if factors else [])) for name in checkpoint.parts(source)}
-    left = set(checkpoint.names) - asked
-    passed_over = (
-        *(of_further_layer, of_shared_keys, of_indexers, of_cross_attention, of_vision_experts),
-        of_idle_experts,
-    )
+    left = {name for name in checkpoint.names if layer is None or layer.holds(name)} - asked
+    passed_over = [of_shared_keys, of_indexers, of_cross_attention, of_vision_experts, of_idle_experts]
+    passed_over += [of_further_layer, of_mtp] if layer is None else []
     left = {name for name in left if not any(is_so(name, values) for is_so in passed_over)}
     if values.get("model_type") == "axk1":  # its layers without experts have that norm in the checkpoint, but do not use it
         left = {name for name in left if not name.endswith(f".{BEHIND_EXPERTS}.weight")}

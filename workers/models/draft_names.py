@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from outrider.workers.errors import UsageError
 
-# MODEL is the usual draft alone, AUTO the same with candidates found in texts.
-LOOKUP, SUFFIX, NONE, AUTO, MODEL = "lookup", "suffix", "none", "auto", "model"
+# MODEL is the usual draft alone, AUTO the same with candidates found in texts. MTP is the target's own layer for
+# multi-token prediction.
+LOOKUP, SUFFIX, NONE, AUTO, MODEL, MTP = "lookup", "suffix", "none", "auto", "model", "mtp"
 # After a draft's name: each row takes candidates from the model or from texts, whichever is better.
 WITH_TEXTS = {f"+{kind}": kind for kind in (LOOKUP, SUFFIX)}
 # The most candidates of a row from SUFFIX: candidates found in texts cost nothing but their slot in a pass.

@@ -17,6 +17,7 @@ from outrider.workers.models.formats.configuration import Quantisation
 from outrider.workers.models.formats.matrix import Matrix
 from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
 from outrider.workers.models.heads import HeadConfig
+from outrider.workers.models.mtp import model_of
 from outrider.workers.precisions import Precision
 
 # d2t: target id - head id of each of the head's tokens. t2d: for each of the target's tokens, whether the head has it.
@@ -71,7 +72,10 @@ class HeadCheckpoint:
         self._target.close()
 
 
-def open_head(head: Path, target: Path, allow_pickle: bool = False) -> HeadCheckpoint:
+def open_head(head: Path, target: Path, allow_pickle: bool = False) -> Checkpoint:
+    """The head's own tensors and the target's embedding; or of an MTP layer the target's checkpoint, which has both."""
+    if model_of(head) is not None:
+        return open_checkpoint(target, allow_pickle)
     return HeadCheckpoint(open_checkpoint(head, allow_pickle), open_checkpoint(target, allow_pickle))
 
 

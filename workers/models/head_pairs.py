@@ -6,28 +6,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider.kernels.builder import LAST_STATE
 from outrider.kernels.program import Format
 from outrider.workers.errors import ModelError, PairError
+from outrider.workers.models.checkpoint import open_checkpoint
 from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.families import build_program
 from outrider.workers.models.heads import HeadConfig, read_head
-from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_info import ModelInfo, weight_files
+from outrider.workers.models.mtp import LAYOUTS, model_of, mtp_layer
 
 
 def states_of(target: ModelInfo, draft: ModelInfo) -> tuple[int, ...]:
-    """The layers of the target whose inputs the head reads.
+    """The layers of the target whose inputs the head reads; LAST_STATE for an MTP layer.
 
     A PairError where the head does not fit, or the native engine cannot hand out these inputs.
     """
     path = Path(target.path)
-    values, head = read_config(path), read_head(draft.path)
-    assert head is not None
-    if (misfit := _misfit(head, values, target)) is not None:
+    values = read_config(path)
+    model, head = model_of(draft.path), read_head(draft.path)
+    misfit = _misfit(head, values, target) if head is not None else _misplaced(model, target)
+    if misfit is not None:
         raise PairError(
             f'the head "{draft.name}" does not fit "{target.name}": {misfit}; choose a head made for this target, or '
             "--draft lookup"
         )
-    layers = head.layers_of(_layers(values))
+    layers = (LAST_STATE,) if head is None else head.layers_of(_layers(values))
     try:
         build_program(values, Format.BF16, source=str(config_path(path)), states=layers)
     except ModelError as error:
@@ -37,6 +41,28 @@ def states_of(target: ModelInfo, draft: ModelInfo) -> tuple[int, ...]:
             f"{error}; choose a draft with a model of its own, or --draft lookup"
         ) from error
     return layers
+
+
+def has_mtp(model: Path) -> bool:
+    """Whether the checkpoint has a layer for multi-token prediction that can be a draft."""
+    values, source = read_config(model), str(config_path(model))
+    if str(values.get("model_type")) not in LAYOUTS or weight_files(model)[0].suffix == ".bin":
+        return False
+    checkpoint = open_checkpoint(model)
+    try:
+        mtp_layer(values, source, checkpoint.names)
+    except ModelError:
+        return False
+    finally:
+        checkpoint.close()
+    return True
+
+
+def _misplaced(model: Path | None, target: ModelInfo) -> str | None:
+    """What is wrong with a target of the MTP layer of ``model``."""
+    if model is not None and model.samefile(target.path):
+        return None
+    return f"it is the layer for multi-token prediction of {model}"
 
 
 def _layers(values: Mapping[str, Any]) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from outrider.workers.errors import ModelError
 from outrider.workers.models.config_file import config_path, read_config
+from outrider.workers.models.mtp import model_of
 
 SPECULATORS = "speculators_model_type"
 EAGLE3 = "eagle3"
@@ -83,7 +84,10 @@ def head_of(values: Mapping[str, Any], source: str) -> HeadConfig | None:
 
 
 def read_head(path: str | Path) -> HeadConfig | None:
+    """None also where ``path`` is that of an MTP layer, which has no config.json."""
     model = Path(path)
+    if model_of(model) is not None:
+        return None
     return head_of(read_config(model), str(config_path(model)))
 
 

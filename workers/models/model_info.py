@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,7 @@ from outrider.workers.models.hub import Wanted, from_hub
 from outrider.workers.models.hub_gguf import models_among, of_hub, told, wanted_of
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.language_model import TYPES, texts_below
+from outrider.workers.models.mtp import FOLDER, model_named, model_of, mtp_path
 from outrider.workers.models.packed_cache import chosen_limit
 from outrider.workers.models.size_check import check_fits
 
@@ -174,6 +175,8 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
     with their bytes if that takes long. ``by_headers``: no digest is computed, and nothing downloaded.
     """
     chosen_limit()  # refuses a setting that is no number, before anything is loaded
+    if (model := model_named(name)) is not None:
+        return mtp_info(read_model_info(model, tell, by_headers))
     path = find(name, fetch=not by_headers)
     _refuse_adapter(path)
     source = config_path(path)
@@ -220,6 +223,12 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
         cached_numbers=cached_numbers(text),
         texts_below=texts_below(stated),
     )
+
+
+def mtp_info(model: ModelInfo) -> ModelInfo:
+    """Of a model's layer for multi-token prediction, which is a head on its own model's states."""
+    name, path = mtp_path(model.name), mtp_path(model.path)
+    return replace(model, name=name, path=path, family=FOLDER, head=True, unfollowed=(), sampling=())
 
 
 def _refuse_adapter(path: Path) -> None:
@@ -297,7 +306,9 @@ def _there(path: Path) -> list[Path]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files of the weights: safetensors if there are any, else pickled ``.bin`` files; or those of a GGUF model."""
+    """The files of the weights: safetensors if there are any, else pickled ``.bin`` files; or those of a GGUF model. Those
+    of an MTP layer are its model's."""
+    path = model_of(path) or path
     if is_gguf(path):
         return files_of(path)
     return safetensors_of(path) or sorted(path.glob("pytorch_model*.bin"))
@@ -305,6 +316,7 @@ def weight_files(path: Path) -> list[Path]:
 
 def digest(path: Path, tell: Callable[[int], None] = lambda size: None) -> str:
     """A digest of the configuration, the tokenizer and the weights."""
+    path = model_of(path) or path
     return digest_of([*described(path), *weight_files(path)], tell)
 
 

@@ -17,12 +17,13 @@ from outrider.workers.models import ipex
 from outrider.workers.models.checkpoint import open_checkpoint
 from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.config_file import config_path, quantisation_of, read_config
-from outrider.workers.models.families import build_head, build_program
+from outrider.workers.models.families import build_head, build_mtp, build_program
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.section import KEY
 from outrider.workers.models.headers import INDEX, SINGLE
-from outrider.workers.models.heads import read_head
+from outrider.workers.models.heads import head_of
 from outrider.workers.models.model_info import weight_files
+from outrider.workers.models.mtp import model_of, mtp_layer
 from outrider.workers.models.quantisation_libraries import check_library
 from outrider.workers.models.unread_keys import refuse_unread
 from outrider.workers.precisions import PRECISIONS, Precision
@@ -58,11 +59,15 @@ def native_supports(model_path: str) -> str | None:
     """None if the native engine can run the model in this directory, else the sentence that says why not."""
     try:
         library.instruction_set()
-        path = Path(model_path)
-        if (head := read_head(path)) is not None:
+        model = model_of(model_path)
+        path = model or Path(model_path)
+        values, source = read_config(path), str(config_path(path))
+        if model is not None:
+            build_mtp(mtp_layer(values, source), Format.BF16, source=source)
+        elif (head := head_of(values, source)) is not None:
             build_head(head, Format.BF16, tokens=range(head.draft_vocabulary))
         else:
-            build_program(read_config(path), Format.BF16, source=str(config_path(path)))
+            build_program(values, Format.BF16, source=source)
         quantisation_of(path)
     except (
         library.KernelError

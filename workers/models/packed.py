@@ -164,12 +164,16 @@ def _weight_offsets(program: Program, packer: Packer) -> tuple[list[int], int]:
 def _cache_key(model_info: ModelInfo, program: Program, packer: Packer, offsets: list[int]) -> dict[str, Any]:
     return {
         "model": model_info.digest,
-        # Also the operations: which channels are balanced (outlier_channels.py) depends on the operations that read a norm.
-        "program": program.digest(),
+        # Which channels are balanced depends on the operations that read a norm.
+        "program": _digest((program.weights, norm_groups(program))),
         "packing": packer.version,
         "loading": LOADING_VERSION,
-        "layout": hashlib.sha256(repr(offsets).encode()).hexdigest(),
+        "layout": _digest(offsets),
     }
+
+
+def _digest(of: object) -> str:
+    return hashlib.sha256(repr(of).encode()).hexdigest()
 
 
 def _pack(

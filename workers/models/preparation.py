@@ -18,12 +18,12 @@ from outrider.workers.constraints.grammars import BadConstraint, shortened, usab
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import ModelError
 from outrider.workers.models.chat import refuse_left_out, refuse_unknown, refuse_unsaid
-from outrider.workers.models.draft_names import AUTO, LOOKUP, MODEL, NONE, SUFFIX, WITH_TEXTS, split_draft
-from outrider.workers.models.head_pairs import states_of
+from outrider.workers.models.draft_names import AUTO, LOOKUP, MODEL, MTP, NONE, SUFFIX, WITH_TEXTS, split_draft
+from outrider.workers.models.head_pairs import has_mtp, states_of
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.limits import TooManyTokens, limited
 from outrider.workers.models.mask_token import mask_token_of
-from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, read_model_info
+from outrider.workers.models.model_info import POCKET, POCKET_DRAFT, ModelInfo, mtp_info, read_model_info
 from outrider.workers.models.reasoning import ReasoningTags
 from outrider.workers.models.templates import MOST_CHARACTERS, render_all
 from outrider.workers.models.text_after import text_after
@@ -110,7 +110,7 @@ def prepare_pair(
         else:
             notes.append(f"proposing without suffix, which cannot be used: {reason}")
     usual = draft_name in (AUTO, MODEL)
-    wanted = choose_draft(target) if usual else draft_name
+    wanted = draft_name if not usual else MTP if has_mtp(Path(target.path)) else choose_draft(target)
     # Without a model, candidates come from texts.
     from_texts = WITH_TEXTS.get(beside, LOOKUP)
     if SUFFIX in (wanted, from_texts) and (reason := why_unusable()) is not None:
@@ -137,7 +137,7 @@ def _read_draft(
     name: str, target: ModelInfo, tell: Callable[[int], None], loading: Callable[[str], None], by_headers: bool
 ) -> ModelInfo:
     """The draft's info; a ModelError where it does not fit the target."""
-    draft = read_model_info(name, tell, by_headers)
+    draft = mtp_info(target) if name == MTP else read_model_info(name, tell, by_headers)
     if draft.head:
         return replace(draft, states=states_of(target, draft))
     draft = replace(draft, mask_token=mask_token_of(Path(draft.path)))

@@ -75,8 +75,10 @@ from outrider.workers.models.families import (
     zamba2,
 )
 from outrider.workers.models.families.eagle3 import eagle3
+from outrider.workers.models.families.mtp import MtpBuilder, norm_like, stored_as
 from outrider.workers.models.families.parts import Begin
 from outrider.workers.models.heads import HeadConfig, is_head
+from outrider.workers.models.mtp import MtpLayer
 
 FAMILIES: dict[str, Callable[[Config, Begin], Program]] = {
     "afmoe": corrected_mixtures.afmoe,
@@ -231,6 +233,27 @@ def build_program(
     def begin(vocabulary: int, context: int) -> Builder:
         return Builder(vocabulary, context, precision, group, storage_choice, states)
 
+    return _laid_out(values, source, begin)
+
+
+def build_mtp(
+    layer: MtpLayer,
+    precision: Format,
+    group: int = 0,
+    source: str = "config.json",
+    storage_choice: StorageChoice | None = None,
+) -> Program:
+    """The program of a layer for multi-token prediction."""
+    norm = norm_like(build_program(layer.values, precision, group, source))
+
+    def begin(vocabulary: int, context: int) -> Builder:
+        choice = stored_as(layer, storage_choice, precision)
+        return MtpBuilder(vocabulary, context, precision, group, choice, layer=layer, norm_like=norm)
+
+    return _laid_out(layer.values, source, begin)
+
+
+def _laid_out(values: Mapping[str, Any], source: str, begin: Begin) -> Program:
     if is_head(values):
         raise ModelError(f"{source}: this is a head on another model's hidden states, which can only be a draft (--draft)")
     config = Config(values, source)

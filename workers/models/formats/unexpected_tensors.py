@@ -13,11 +13,10 @@ from outrider.workers.models.headers import quoted
 
 # The ends of names that only quantised checkpoints have.
 OF_QUANTISED = ("qweight", "qzeros", "weight_packed", "weight_scale_inv", "weight_scale", "SCB", "absmax", "quant_map")
-# Buffers saved by older versions of transformers, which follow from the configuration; and multi-token prediction layers
-# (Qwen3-Next, ERNIE), which do not affect the next token.
+# Buffers saved by older versions of transformers, which follow from the configuration.
 HARMLESS = re.compile(
     r"(.*\.)?(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(bias|masked_bias|causal_mask)|attention\.(bias|masked_bias)|"
-    r"embed_positions\._float_tensor|decoder\.version|position_ids|mtp[._].+)"
+    r"embed_positions\._float_tensor|decoder\.version|position_ids)"
 )
 # Static scales of activations, keys and values are not used: the kernels compute a scale for each token, or none.
 OF_ACTIVATIONS = re.compile(
@@ -33,6 +32,14 @@ def check_plain(names: Iterable[str]) -> None:
                 f"the checkpoint holds {quoted(name)}, as quantised ones do, and its config.json has no "
                 "quantization_config that says how: put back the config.json that belongs to it"
             )
+
+
+# Multi-token prediction layers (Qwen3-Next, ERNIE), which do not affect the next token.
+OF_MTP = re.compile(r"(.*\.)?mtp[._].+")
+
+
+def of_mtp(name: str, values: Mapping[str, Any]) -> bool:
+    return OF_MTP.fullmatch(name) is not None
 
 
 LAYER = re.compile(r"model\.layers\.(\d+)\..+")
