@@ -1,11 +1,17 @@
-"""A head on the target's hidden states across actors: the job's texts equal those of a job without a draft."""
+"""A head on the target's hidden states across actors, alone or in the target's checkpoint: the job's texts equal those of a
+job without a draft."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 from command_line import described, outrider
+from mtp import with_mtp
+
+from outrider.workers.models.model_info import find
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "prompts.jsonl"
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -30,3 +36,33 @@ def test_what_a_head_cannot_go_with_is_refused_before_anything_starts(tmp_path: 
         run = outrider("run", EXAMPLES, "--draft", "pocket-head", *arguments, "--out", tmp_path / "job")
         assert run.returncode in (1, 2)
         assert sentence in run.stderr
+
+
+def test_a_targets_own_layer_for_multi_token_prediction(tmp_path: Path) -> None:
+    """Of a target with recurrent layers."""
+    model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
+    tokens = {"bos_token_id": 0, "eos_token_id": 0}
+    with_mtp("qwen3-next", model, apt=True, vocab_size=4096, max_position_embeddings=512, **tokens)
+    for file in find("pocket").glob("tokenizer*"):
+        shutil.copy(file, model)
+    rows = [{"id": f"row-{number}", "prompt": f"def function_{number}(", "max_tokens": 32} for number in range(12)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    of_tiny = ("-m", model, "--precision", "w4a8")
+    speculating = ("--draft", "mtp", "--draft-tokens", 3, "--layout", "shared")
+    for name, options in (("plain", ("--draft", "none")), ("assisted", speculating), ("by itself", ())):
+        run = outrider("run", prompts, *of_tiny, *options, "--out", tmp_path / name)
+        assert run.returncode == 0, run.stderr
+    plain, *others = ((tmp_path / name / "results.jsonl").read_bytes() for name in ("plain", "assisted", "by itself"))
+    assert others == [plain, plain]
+    job = described(tmp_path / "assisted")
+    assert job["summary"]["accepted"] > 0.25 * job["summary"]["tokens"]
+    assert described(tmp_path / "by itself")["draft"]["name"] == job["draft"]["name"] == f"{model}/mtp"
+
+    run = outrider(
+        "run", prompts, *of_tiny, "--engine", "hf", "--precision", "fp32", "--max-tokens", 2, "--out", tmp_path / "hf"
+    )
+    assert run.returncode == 0, run.stderr
+    assert "cannot be used: only the native engine runs multi-token prediction" in run.stderr
+    assert described(tmp_path / "hf")["draft"] == "suffix"
+    run = outrider("run", prompts, "-m", "pocket", "--draft", f"{model}/mtp", "--out", tmp_path / "other")
+    assert f"it is the layer for multi-token prediction of {model}" in run.stderr
