@@ -12,9 +12,10 @@ import pytest
 import torch
 from built import draft_of, write
 from heads_in_process import opened_draft, opened_target, pair, some_rows
-from mtp import ONE, last_norm, with_mtp
+from mtp import ONE, last_norm, names_of, with_mtp
 from native_models import rewritten, save_tiny
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from tiny_models import tiny_config
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
@@ -29,11 +30,13 @@ from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.families import build_program
+from outrider.workers.models.head_pairs import has_mtp
 from outrider.workers.models.model_info import read_model_info
-from outrider.workers.models.mtp import LAYOUTS, model_named, model_of, mtp_path
+from outrider.workers.models.mtp import COPIES, LAYOUTS, model_named, model_of, mtp_path
 from outrider.workers.models.opening import native_supports, open_model
 from outrider.workers.models.outlier_channels import norm_groups
 from outrider.workers.precisions import PRECISIONS
+from outrider.workers.quantising.quantiser import Wanted, quantise
 
 TOKENS = [3, 141, 59, 26, 5, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32]
 STATES = (LAST_STATE,)
@@ -64,6 +67,10 @@ def states_of(engine: NativeEngine, *parts: list[int]) -> NDArray[np.uint16]:
     answers = [engine.model.forward([NativeFeed(row, part, choose=0, states=True)])[0] for part in parts]
     engine.model.close_row(row)
     return np.concatenate([answer.states for answer in answers if answer.states is not None])
+
+
+def stored_in(path: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 def as_floats(states: NDArray[np.uint16]) -> torch.Tensor:
@@ -158,6 +165,38 @@ def test_the_packed_weights_are_those_of_the_model_without_states(family: str) -
     plain, with_states = (build_program(values, Format.W4A8, states=states) for states in ((), STATES))
     assert (plain.weights, norm_groups(plain)) == (with_states.weights, norm_groups(with_states))
     assert (plain.hidden_out, with_states.hidden_out) == (0, values["hidden_size"])
+
+
+@pytest.mark.parametrize(
+    ("family", "bits"),
+    [
+        (DENSE, 4),
+        *(pytest.param(each, 8, marks=pytest.mark.slow) for each in (DENSE, LATENT, RECURRENT, "nemotron-h-moe", "glm4")),
+    ],
+)
+def test_a_quantised_model_keeps_its_layer(tmp_path: Path, family: str, bits: int) -> None:
+    """Unquantised, and rounded on load: rows of a model whose layer fits well are drafted as before."""
+    with_mtp(family, tmp_path / "model", apt=True)
+    path, out = tmp_path / "model", tmp_path / "out"
+    request = Wanted(str(path), str(out), bits, "rtn", None, (), read_model_info(str(path)).digest)
+    quantise(request, lambda text: None)
+    before, after = load_file(path / "model.safetensors"), stored_in(out)
+    under, _, names = names_of(family, json.loads((path / "config.json").read_text()).get("num_hidden_layers", 0))
+    copied = [name for name in before if name.startswith(under) and not name.endswith(COPIES)]
+    assert set(names) <= set(copied)
+    assert all(torch.equal(before[name], after[name]) for name in copied)
+    assert has_mtp(out)
+    precision = "w4a8" if bits == 4 else "w8a8"
+    model, draft = opened_target(out, precision, STATES), opened_draft(out / "mtp", out, precision)
+    assert isinstance(draft.engine, HeadEngine)
+    formats = {weight.format for weight in draft.engine.model.program.weights if not weight.table}
+    assert PRECISIONS[precision].format in formats
+    assert Format.BF16 not in formats
+    rows = some_rows(6)
+    plain, _ = write(pair(opened_target(out, precision, ()), 4, 0, None), rows)
+    assisted, verifier = write(pair(model, 4, 4, draft_of(draft, 500), 500, STATES), rows)
+    assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
+    assert verifier.counters.accepted > 0.2 * verifier.counters.tokens
 
 
 # How it is named

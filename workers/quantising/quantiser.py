@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from outrider.kernels.program import Tensor as Named
 from outrider.workers.errors import ModelError, UsageError
 from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.checkpoint_program import as_stored
-from outrider.workers.models.families import build_program
+from outrider.workers.models.families import build_mtp, build_program
 from outrider.workers.models.families.mistral_large4 import frequency_factors
 from outrider.workers.models.model_info import check_unchanged, read_model_info
+from outrider.workers.models.mtp import LAYOUTS, mtp_layer
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.quantising.compressed import description, tensors_of
 from outrider.workers.quantising.folder import THREADS, Folder, digest_of_tokens
@@ -39,7 +40,7 @@ from outrider.workers.quantising.quantisable import check_free, described_progra
 from outrider.workers.quantising.summary import QuantiseSummary
 
 # Raised with every change of the bytes that a plan gives: a killed run is continued by the same version only.
-VERSION = 5
+VERSION = 6
 # One window in this many is held out of calibration; recipes are compared by it.
 HELD_OUT_EVERY = 8
 EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -227,6 +228,8 @@ def _finished(
     tensors, stored = read(checkpoint, [*outside.values(), *([factors] if factors else [])])
     own = names_in(checkpoint, [part for weight in program.weights for part in weight.sources])
     rest = {own.get(name, name): tensor.to(stored[name]) for name, tensor in tensors.items()}
+    further = _mtp_tensors(checkpoint, values, source, program)
+    rest |= {each.name: _as_stored(checkpoint, each) for each in further}
     # Names to ignore: linear layers outside of the decoder layers (the LM head, also if it is tied, and OPT's projections),
     # and matrices within them that are not quantised (those that latent attention has for each head).
     rounded = {tensor.name for layer in layers for tensor in layer.matrices(program)}
@@ -240,6 +243,7 @@ def _finished(
     embeddings = {name for name in names if name.rpartition(".")[2] in ("embed_tokens", "tokens_embed", "wte")}
     # Routers by their names here and in the checkpoint, since readers may use either.
     others = {own[f"{name}.weight"].removesuffix(".weight") for name in names if f"{name}.weight" in own}
+    others |= {each.name.removesuffix(".weight") for each in further if len(each.shape) == 2}
     ignored = sorted((names - embeddings) | others | {"lm_head"})
     told = [folder.told(layer.index)["method"] for layer in layers]
     few = sum(int(folder.told(layer.index)[FEW]) for layer in layers)
@@ -252,6 +256,21 @@ def _finished(
     bits = _stored_bits(program, layers, choice.form) / weights
     size = sum(file.stat().st_size for file in folder.out.glob("*.safetensors"))
     return QuantiseSummary(counts, bits, choice.form.group, size, few, experts)
+
+
+def _mtp_tensors(checkpoint: Checkpoint, values: Mapping[str, Any], source: Path, program: Program) -> list[Named]:
+    """The tensors of the layer for multi-token prediction, if there is one that can be a draft. They stay as they are: a
+    draft is rounded on load."""
+    file = str(source / "config.json")
+    if values.get("model_type") not in LAYOUTS:
+        return []
+    try:
+        layer = build_mtp(mtp_layer(values, file, checkpoint.names), Format.BF16, source=file)
+    except ModelError:
+        return []
+    of_model = {part.name for weight in program.weights for part in weight.sources}
+    named = dict.fromkeys(part for weight in layer.weights for part in weight.sources)
+    return [replace(part, rows=(), transposed=False) for part in named if part.name not in of_model]
 
 
 def _by_itself(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,13 +315,7 @@ def read(checkpoint: Checkpoint, named: list[Named]) -> tuple[dict[str, Tensor],
     tensors: dict[str, Tensor] = {}
     stored: dict[str, torch.dtype] = {}
     for each in named:
-        checkpoint.check(each)
-        values = checkpoint.rows(each, 0, each.shape[0])
-        tensor = (
-            torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-            if values.dtype == np.uint16
-            else torch.from_numpy(values)
-        )
+        tensor = _as_stored(checkpoint, each)
         stored[each.name] = tensor.dtype
         tensors[each.name] = tensor.float()
         if not torch.isfinite(tensors[each.name]).all():
@@ -310,3 +323,11 @@ def read(checkpoint: Checkpoint, named: list[Named]) -> tuple[dict[str, Tensor],
             raise ModelError(f'{file}: the weight "{each.name}" holds a value that is not a finite number')
         checkpoint.done(each)
     return tensors, stored
+
+
+def _as_stored(checkpoint: Checkpoint, named: Named) -> Tensor:
+    checkpoint.check(named)
+    values = checkpoint.rows(named, 0, named.shape[0])
+    if values.dtype == np.uint16:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
