@@ -214,6 +214,8 @@ def test_no_value_of_a_configuration_is_more_than_a_refusal(model: Path, one_of:
         ({"rope_type": "linear", "factor": "2"}, "the rope type 'linear' misstates 'factor': '2'"),
         ({"rope_type": "linear", "factor": True}, "the rope type 'linear' misstates 'factor': True"),
         ({"rope_type": "yarn", "factor": 2.0, "attention_factor": math.inf}, "gives frequencies that are not finite"),
+        ({"rope_theta": math.inf}, "a rope base of inf is not supported"),
+        ({"rope_theta": 1e39}, "a rope base of 1e+39 is not supported"),
     ],
 )
 def test_a_rope_without_frequencies_is_refused(rope: dict[str, Any], said: str, model: Path) -> None:

@@ -20,6 +20,7 @@ from outrider.workers.models.configuration import Config
 
 Float32Array = NDArray[np.float32]
 ONE = np.float32(1.0)
+LARGEST_BASE = float(np.finfo(np.float32).max)
 LONG, PROPORTIONAL = "longrope", "proportional"
 GREATER_THAN_0 = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
 # Rope types that may rotate only a part of each head.
@@ -313,8 +314,8 @@ def _log(x: float) -> float:
 
 
 def _power(base: float, exponents: Float32Array) -> Float32Array:
-    """base^exponent, rounded once to float32; exponents are at least 0 and base at least 1."""
-    if not base >= 1.0:
+    """base^exponent, rounded once to float32; exponents are from 0 to 1, and so the base is within float32, too."""
+    if not 1.0 <= base <= LARGEST_BASE:
         raise ModelError(f"a rope base of {base} is not supported by the native engine")
     powers = 1.0 / arithmetic.exp(-exponents.astype(np.float64) * _log(base))
     return powers.astype(np.float32)
