@@ -22,6 +22,7 @@ from outrider.runner.progress import ProgressLine
 from outrider.runner.run_arguments import RunArguments
 from outrider.runner.temporary_file import temporary_file
 from outrider.runner.validation_errors import shown
+from outrider.runner.working_directory import working_directory
 from outrider.workers.errors import OutriderError, UsageError
 
 if TYPE_CHECKING:
@@ -277,6 +278,7 @@ def run(
     from outrider.runner.job.directory import default_directory
     from outrider.runner.job.row_lines import write_lines
 
+    here = working_directory()
     with temporary_file() as kept:
         has_path = isinstance(input, str | os.PathLike)
         source = _path(input) if has_path else Path(f"/dev/fd/{kept.fileno()}")
@@ -287,7 +289,7 @@ def run(
         if not has_path:
             _check_format(spec)
             spec = _with_directory_of_rows(spec, write_lines(input, kept, spec.skip_bad))
-        directory = Path.cwd() / (spec.out or default_directory(spec.input))
+        directory = here / (spec.out or default_directory(spec.input))
         job = Job(directory, JobProcess(spec, None if has_path else kept), progress)
     return job._wait_or_drain() if wait else job
 
@@ -339,7 +341,7 @@ def open(directory: str | os.PathLike[str]) -> Job:
     """The job in this directory, whichever process runs it or has run it."""
     from outrider.runner.job.directory import open_job
 
-    path = Path.cwd() / _path_of(directory)
+    path = working_directory() / _path_of(directory)
     open_job(path).close()
     return Job(path)
 

@@ -18,6 +18,7 @@ from outrider.runner.counted import counted
 from outrider.runner.printable import printable
 from outrider.runner.process_exit import end
 from outrider.runner.safe_path import safe_path
+from outrider.runner.working_directory import working_directory
 from outrider.workers.errors import OutriderError, UsageError
 
 app = typer.Typer(
@@ -219,17 +220,11 @@ def _run() -> None:
     except OutriderError as error:
         _fail(error)
     except FileNotFoundError:
-        if _has_working_directory():
-            raise
-        _fail(UsageError("the working directory no longer exists: cd to one that does"))
-
-
-def _has_working_directory() -> bool:
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return False
-    return True
+        try:
+            working_directory()
+        except UsageError as error:
+            _fail(error)
+        raise
 
 
 def _fail(error: OutriderError) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import outrider
 from outrider.workers import errors
-from outrider.workers.errors import InputError, JobError, OutriderError, RayLostError
+from outrider.workers.errors import InputError, JobError, OutriderError, RayLostError, UsageError
 
 CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, OutriderError)]
 
@@ -123,3 +124,13 @@ def test_a_working_directory_that_is_gone_is_one_sentence(command: str, tmp_path
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == "outrider: the working directory no longer exists: cd to one that does"
     assert "Traceback" not in done.stderr
+
+
+def test_from_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a FileNotFoundError that named no file."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for call in (lambda: outrider.run(["a"], out=tmp_path / "job"), lambda: outrider.open("job")):
+        with pytest.raises(UsageError, match=r"^the working directory no longer exists: cd to one that does$"):
+            call()

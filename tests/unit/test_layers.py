@@ -30,7 +30,17 @@ RAY_IN_WORKERS = {
 LEVELS = {
     "runner": [
         {"backlog", "continued", "counted", "exit_codes", "options", "printable", "progress", "run_arguments"}
-        | {"process_exit", "safe_path", "streams", "writable", "pool_of_one", "small_file", "template", "temporary_file"}
+        | {
+            "process_exit",
+            "safe_path",
+            "streams",
+            "writable",
+            "pool_of_one",
+            "small_file",
+            "template",
+            "temporary_file",
+            "working_directory",
+        }
         | {"validation_errors"},
         {"planning"},
         {"job"},
