@@ -166,7 +166,7 @@ def doctor_command(json_: Annotated[bool, typer.Option("--json", help="Print as 
 def _console() -> Any:
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, emoji=False)
 
 
 def _plain(text: str) -> str:

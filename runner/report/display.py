@@ -136,4 +136,5 @@ def summary_table(summary: dict[str, Any], over_time: Sequence[dict[str, Any]], 
 
 
 def console() -> Console:
-    return Console(file=sys.stderr)
+    # Of in.jsonl:100: it would make an emoji.
+    return Console(file=sys.stderr, emoji=False)

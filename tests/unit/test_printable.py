@@ -7,10 +7,12 @@ import unicodedata
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
+from outrider.runner.cli import machine
 from outrider.runner.cli import main as cli
 from outrider.runner.printable import printable, printable_lines
-from outrider.runner.report.display import Display, summary_table
+from outrider.runner.report.display import Display, console, summary_table
 from outrider.workers.errors import InputError
 
 HOSTILE = "a\x1b[31mred\r\n\x07\x9b2J\u202eevil\u2066\u200b\x7f\x00"
@@ -22,6 +24,18 @@ def test_what_a_terminal_obeys_is_shown() -> None:
     assert printable("naïve 文字 👩‍🚀 \\n 'x'") == "naïve 文字 👩‍🚀 \\n 'x'"
     assert printable(b"\xff".decode(errors="surrogateescape")) == r"\udcff"
     assert printable_lines("one\n\ttwo\x1b[0m\r\n") == "one\n\ttwo\\x1b[0m\\r\n"
+
+
+def test_what_reads_like_an_emoji_s_name_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """A problem of line 100 was shown as one of in.jsonl💯."""
+    said = "in.jsonl:100: of a row called :smile:, in a:rocket:b"
+    Display(console()).say(said)
+    table = Table(box=None)
+    table.add_row("job", said)
+    console().print(table)
+    machine._console().print(table)
+    printed = capsys.readouterr()
+    assert printed.err.count(said) == 2 and printed.out.count(said) == 1
 
 
 def test_no_control_character_of_unicode_gets_through() -> None:
