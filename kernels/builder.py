@@ -171,11 +171,18 @@ class Builder:
         self._ops.append(Op(Kind.SCALE, x, output=output, weight=weight, integer=1))
         return output
 
-    def shift(self, x: Slice, vector: Tensor | Sequence[float]) -> Slice:
+    def spread(self, x: Slice, vector: Tensor | Sequence[float]) -> Slice:
+        """``vector`` for every token, computed as a layer norm of ``x``, any finite numbers, with weights of 0."""
+        output, zeros = self._buffer(x.width), self._weights.constants([0.0] * x.width)
+        bias = self._weights.vector([vector]) if isinstance(vector, Tensor) else self._weights.constants(vector)
+        op = Op(Kind.NORM, x, output=output, weight=zeros, bias=bias, integer=Norm.LAYER)
+        self._ops.append(replace(op, head_size=x.width, epsilon=1.0))
+        return output
+
+    def shift(self, x: Slice, vector: Tensor) -> Slice:
         """``x + vector``, computed as a layer norm with weights of 0 and the bias ``vector``, plus the residual ``x``."""
         output = self._buffer(x.width)
-        zeros = self._weights.constants([0.0] * x.width)
-        bias = self._weights.vector([vector]) if isinstance(vector, Tensor) else self._weights.constants(vector)
+        zeros, bias = self._weights.constants([0.0] * x.width), self._weights.vector([vector])
         op = Op(Kind.NORM, x, residual=x, output=output, weight=zeros, bias=bias, integer=Norm.LAYER)
         self._ops.append(replace(op, head_size=x.width, epsilon=1.0))
         return output
@@ -620,11 +627,14 @@ class Builder:
         weighed: bool = True,
         idle: Slice | None = None,
         experts: int = 1,
+        gain: Tensor | None = None,
+        epsilon: float = 0.0,
     ) -> Slice:
         """``sum over a token's experts of (weight * product) * scale + residual``.
 
         Not ``weighed``: all weights are 1. ``idle``: the vector that stands for the product of experts beyond the first
-        ``experts``, which have none.
+        ``experts``, which have none. ``gain``: each product is multiplied by this vector, and then has an RMS norm without
+        weights.
         """
         output, chosen = self._buffer(width), route.width // 2
         if idle is not None and idle.width != width:
@@ -633,6 +643,9 @@ class Builder:
             raise ValueError(f"{chosen} products of {width} columns in {products.width}")
         op = Op(Kind.MIX, products, key=route, residual=residual or ABSENT, output=output, kv_heads=chosen, scale=scale)
         op = replace(op, value=idle or ABSENT, heads=experts)
+        if gain is not None:
+            ones = self._weights.constants([1.0] * width)
+            op = replace(op, weight=self._weights.vector([gain]), bias=ones, epsilon=epsilon)
         self._ops.append(replace(op, integer=0 if weighed else 1))
         return output
 

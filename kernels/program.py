@@ -162,6 +162,7 @@ class Activation(IntEnum):
     CLIP = 8
     SOFTPLUS = 9
     BOUNDED_SILU = 10
+    RETAINED = 11
 
 
 class Routing(IntEnum):

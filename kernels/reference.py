@@ -120,7 +120,8 @@ class ReferenceModel:
         if op.kind is Kind.EXPERTS:
             return self._experts(op, x, key)
         if op.kind is Kind.MIX:
-            return _mix(op, x, key, _read(buffers, op.value) if op.value.buffer >= 0 else None)
+            norm = (self.weights[op.weight][0], self.weights[op.bias][0]) if op.weight >= 0 else None
+            return _mix(op, x, key, _read(buffers, op.value) if op.value.buffer >= 0 else None, norm)
         if op.kind is Kind.GATE:
             return np.asarray(x * _activate(key, op.activation))
         if op.kind is Kind.BLEND:
@@ -298,6 +299,9 @@ def _activate(x: Array, activation: Activation) -> Array:
         return np.asarray(x / (1 + np.exp(-x)))
     if activation is Activation.SIGMOID:
         return np.asarray(1 / (1 + np.exp(-x)))
+    if activation is Activation.RETAINED:
+        added = 1 / (1 + np.exp(-x))
+        return np.asarray(np.sqrt(np.maximum(np.float32(1e-3), (1 - added) * (1 + added))))
     if activation is Activation.SOFTPLUS:
         return np.asarray(np.logaddexp(0, x))
     return x
@@ -386,10 +390,14 @@ def _route(op: Op, scores: Array, corrections: Array | None) -> Array:
     return np.concatenate([best, (weights / total if shared else weights) * np.float32(op.scale)], axis=1)
 
 
-def _mix(op: Op, x: Array, route: Array, own: Array | None) -> Array:
+def _mix(op: Op, x: Array, route: Array, own: Array | None, norm: tuple[Array, Array] | None) -> Array:
     """The sum of each token's products of its experts, times their weights (``integer`` 0); ``own`` stands for those of
-    experts beyond ``heads``."""
+    experts beyond ``heads``. ``norm``: the vectors by which products are multiplied before and behind their norm."""
     products = x.reshape(len(x), op.kv_heads, -1)[:, :, : op.output.width]
+    if norm is not None:
+        grown = products * norm[0][: op.output.width]
+        size = np.sqrt((grown**2).mean(axis=2, keepdims=True) + np.float32(op.epsilon))
+        products = grown / size * norm[1][: op.output.width]
     if own is not None:
         products = np.where((route[:, : op.kv_heads] >= op.heads)[:, :, None], own[:, None], products)
     weights = np.ones((len(x), op.kv_heads)) if op.integer else route[:, op.kv_heads :]

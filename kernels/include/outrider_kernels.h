@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* Raised whenever a signature or a layout changes; the binding refuses a library with another number. */
-#define OUTRIDER_ABI 36
+#define OUTRIDER_ABI 37
 
 #define OUTRIDER_API __attribute__((visibility("default")))
 
@@ -126,6 +126,7 @@ enum outrider_activation {
   OUTRIDER_RELU_SQUARED = 7,
   OUTRIDER_SOFTPLUS = 9,      /* log(1 + e^x) */
   OUTRIDER_CLIP = 8,          /* clamp(x, -cap, cap), without the soft cap; only of LINEAR with an ungated weight */
+  OUTRIDER_RETAINED = 11,     /* sqrt(max(1e-3, sigmoid(-x) * (1 + sigmoid(x)))) = sqrt(1 - sigmoid(x)^2), beside SIGMOID */
   OUTRIDER_BOUNDED_SILU = 10, /* gated, with a cap: min(silu(gate), cap) * clamp(up, -cap, cap) */
   OUTRIDER_CLAMPED_SWIGLU = 5 /* gated: g = min(gate, cap), u = clamp(up, -cap, cap); g * sigmoid(scale * g) * (u + 1) */
 };
@@ -213,7 +214,8 @@ typedef struct outrider_quantised {
  *              another EXPERTS; out is a whole buffer of kv_heads * (columns of a product, rounded up to 16), in an order that only
  *              EXPERTS and MIX know
  *   MIX        in = EXPERTS' output, key = ROUTE's, kv_heads, residual, integer; value: absent, or the vector that stands for the product
- *              of an expert whose index is `heads` or more: ROUTE may choose among more experts than EXPERTS has
+ *              of an expert whose index is `heads` or more: ROUTE may choose among more experts than EXPERTS has. weight: -1, or a
+ *              vector by which each product is multiplied, before its RMS norm (epsilon, with the weights `bias`). Overwrites in then
  *   GATE       in, key, residual, activation
  *   HIDDEN_OUT in, integer
  *   HIDDEN_IN  out, with as many columns as a given state. The operations between it and LOAD_HIDDEN are skipped in passes in which no token

@@ -383,6 +383,9 @@ void OpCheck::mix() {
            "experts' products fill a buffer");
   columns(op.out, op.out.width, "mix output");
   if (op.value.buffer >= 0) columns(op.value, op.out.width, "what stands for products");
+  refuse((weight != nullptr) != (bias != nullptr), "products are multiplied before and behind their norm");
+  refuse(weight && bias && (!is_vector(*weight, op.out.width) || !is_vector(*bias, op.out.width)),
+         "the norm of products has fp32 vectors");
   refuse(op.value.buffer >= 0 && op.heads < 1, "mix needs the number of experts that have products");
   if (op.residual.buffer >= 0) columns(op.residual, op.out.width, "mix residual");
   refuse(op.in.buffer == op.out.buffer || op.residual.buffer == op.out.buffer || op.value.buffer == op.out.buffer,

@@ -168,7 +168,12 @@ void Pass::multiply_experts(const outrider_op &op, size_t index, int count, int 
 }
 
 void Pass::mix(const outrider_op &op, int count, int thread) {
-  const float *products = engine.buffer(op.in), *chosen = engine.buffer(op.key);
+  float *products = engine.buffer(op.in);
+  const float *chosen = engine.buffer(op.key);
+  const auto vector = [&](int32_t weight) {
+    return weight < 0 ? nullptr : static_cast<const float *>(engine.weights[static_cast<size_t>(weight)].data);
+  };
+  const float *const before = vector(op.weight), *const behind = vector(op.bias);
   const float *residual = op.residual.buffer >= 0 ? engine.buffer(op.residual) : nullptr;
   const float *own = op.value.buffer >= 0 ? engine.buffer(op.value) : nullptr;
   float *out = engine.buffer(op.out);
@@ -181,8 +186,12 @@ void Pass::mix(const outrider_op &op, int count, int thread) {
       const float *const experts = chosen + t * chosen_stride, *const weights = experts + op.kv_heads;
       for (int32_t slot = 0; slot < op.kv_heads; ++slot) {
         const bool idle = own && experts[slot] >= static_cast<float>(op.heads);
-        const float *const product =
-            idle ? own + t * own_stride : products + pair_of[static_cast<size_t>(t * op.kv_heads + slot)] * products_stride;
+        float *const computed = products + pair_of[static_cast<size_t>(t * op.kv_heads + slot)] * products_stride;
+        if (before && !idle) {  // in place: no other token has this product
+          engine.kernels->gated_by(computed, before, OUTRIDER_NONE, nullptr, computed, op.out.width);
+          engine.kernels->rms_norm(computed, behind, nullptr, computed, op.out.width, op.epsilon);
+        }
+        const float *const product = idle ? own + t * own_stride : computed;
         engine.kernels->scaled(product, op.integer ? 1.0f : weights[slot], slot ? sum : nullptr, sum, op.out.width);
       }
       engine.kernels->scaled(sum, op.scale, residual ? residual + t * residual_stride : nullptr, sum, op.out.width);

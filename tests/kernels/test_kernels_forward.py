@@ -421,6 +421,21 @@ def test_bounds_and_idle_experts_that_make_no_sense_are_refused():
             Packed(replace(model.program, ops=changed), model.memory).model()
 
 
+def test_norms_of_products_that_make_no_sense_are_refused():
+    model = packed(SHAPES["normed"], Format.FP32)
+    ops = list(model.program.ops)
+    at = next(index for index, op in enumerate(ops) if op.kind is Kind.MIX)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"bias": -1}, "products are multiplied before and behind their norm"),
+        ({"weight": -1}, "products are multiplied before and behind their norm"),
+        ({"weight": ops[0].weight}, "the norm of products has fp32 vectors"),
+    ]
+    for change, sentence in cases:
+        changed = (*ops[:at], replace(ops[at], **change), *ops[at + 1 :])
+        with pytest.raises(KernelError, match=sentence):
+            Packed(replace(model.program, ops=changed), model.memory).model()
+
+
 def test_vectors_side_by_side_that_make_no_sense_are_refused():
     model = packed(SHAPES["streams"], Format.FP32)
     ops, widths = list(model.program.ops), model.program.buffers
@@ -823,6 +838,7 @@ def test_a_key_alone_that_is_no_number_is_refused(cache: Cache, isa: str, monkey
         Activation.GELU_TANH,
         Activation.SILU,
         Activation.SIGMOID,
+        Activation.RETAINED,
     ],
 )
 def test_what_is_no_number_comes_through_every_activation(

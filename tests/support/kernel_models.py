@@ -33,7 +33,7 @@ class Shape:
     ``streams``: the number of parallel hidden states, of which layers read the second; gates are mostly closed.
     ``connected``: instead layers read and write all of them by hyper-connections, which mix them in every second layer, and
     the gated layer is clamped. ``idle``: the router chooses among so many more experts, which give back what they are
-    given.
+    given. ``normed``: experts' products have a norm, and trained gates weaken the residual that they are added to.
     """
 
     style: str = "llama"
@@ -53,6 +53,7 @@ class Shape:
     experts: int = 0
     chosen: int = 2
     idle: int = 0
+    normed: bool = False
     taps: int = 0
     delta: bool = False
     bounded: bool = False
@@ -92,6 +93,7 @@ CLAMPED = Shape(
 IDLE = Shape(
     width=160, heads=4, kv_heads=2, inner=72, group=32, experts=5, chosen=4, idle=6, activation=Activation.BOUNDED_SILU
 )
+NORMED = Shape(width=144, heads=6, kv_heads=3, inner=72, group=32, vocabulary=101, experts=6, chosen=3, normed=True)
 CLIPPED = Shape(width=144, heads=6, kv_heads=2, inner=104, group=32, vocabulary=101, clipped=True)
 STREAMS = Shape(
     width=160, heads=4, kv_heads=2, inner=136, group=32, vocabulary=97, activation=Activation.GELU_TANH, streams=3
@@ -118,6 +120,7 @@ SHAPES = {
     "mixture": MIXTURE,
     "clamped": CLAMPED,
     "idle": IDLE,
+    "normed": NORMED,
     "capped": CAPPED,
     "long": LONG,
     "llama": LLAMA,
@@ -425,6 +428,11 @@ def _mixture(builder: Builder, shape: Shape, at: str, h: Slice, x: Slice) -> Sli
         y = builder.gated(h, gate, up, shape.activation, **bounds)
         y = builder.linear(y, [Tensor(at + "down", (width, inner))])
         x = builder.gate(y, builder.linear(h, [Tensor(at + "key", (1, width))], precision=Format.FP32), residual=x)
+    if shape.normed:
+        made = builder.mix(products, route, width, gain=Tensor(at + "gain", (width,)), epsilon=1e-3)
+        trained = builder.spread(made, Tensor(at + "gates.bias", (width,)))
+        made = builder.gate(made, trained)
+        return builder.gate(x, trained, activation=Activation.RETAINED, residual=made)
     idle = h if shape.idle else None
     return builder.mix(products, route, width, residual=x, weighed=not scaled, idle=idle, experts=shape.experts)
 

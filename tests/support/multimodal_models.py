@@ -328,6 +328,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "muse_glimmer": _multimodal(
         {"num_hidden_layers": 5, "sliding_window": 16}, _VISION | {"num_hidden_layers": 1}, projector_hidden_size=32
     ),
+    "muse_spark": _multimodal(
+        {"sliding_window": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        | {"num_hidden_layers": 5, "moe_hidden_size": 40, "mlp_layer_types": ["dense", *["sparse"] * 4]},
+        _VISION,
+        projector_hidden_size=32,
+        audio_config={"hidden_sizes": [16, 16, 16, 16], "depths": [1, 1, 1, 1], "out_hidden_size": 64},
+    ),
     "phi4_multimodal": _SIZES
     | {"vision_config": _VISION | {"crop_size": 28, "image_size": 28, "feature_layer": -1}, "pad_token_id": 0}
     | {"audio_config": {"hidden_size": 32, "intermediate_size": 48, "num_blocks": 1, "num_attention_heads": 2}}

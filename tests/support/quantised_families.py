@@ -286,6 +286,7 @@ SIZES = {
     "intermediate_size_mlp": 96,
     "kv_lora_rank": 32,
     "mamba_dt_rank": 32,
+    "moe_hidden_size": 64,
     "moe_intermediate_size": 32,
     "moe_latent_size": 32,
     "moe_shared_expert_intermediate_size": 64,

@@ -13,6 +13,8 @@ from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextCo
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextPreTrainedModel, Glm5NextTextModel
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 from transformers.models.mistral_large4 import MistralLarge4PreTrainedModel, MistralLarge4TextConfig, MistralLarge4TextModel
+from transformers.models.muse_spark.configuration_muse_spark import MuseSparkTextConfig
+from transformers.models.muse_spark.modeling_muse_spark import MuseSparkPreTrainedModel, MuseSparkTextModel
 from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
 from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
 
@@ -81,6 +83,28 @@ class Step3p7ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):
 
 
 AutoModelForCausalLM.register(Step3p7TextConfig, Step3p7ForCausalLM, exist_ok=True)
+
+
+class MuseSparkForCausalLM(MuseSparkPreTrainedModel, GenerationMixin):
+    """Muse Spark's language model alone, with what the model that sees does to its logits."""
+
+    config_class = MuseSparkTextConfig
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: MuseSparkTextConfig) -> None:
+        super().__init__(config)
+        self.model = MuseSparkTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **more: Any) -> CausalLMOutputWithPast:
+        made = self.model(input_ids, **more)
+        logits = self.lm_head(made.last_hidden_state[:, -logits_to_keep:]) * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return CausalLMOutputWithPast(logits=cap * torch.tanh(logits / cap), cache=made.cache)
+
+
+AutoModelForCausalLM.register(MuseSparkTextConfig, MuseSparkForCausalLM, exist_ok=True)
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 203,
@@ -975,6 +999,20 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"linear_num_heads": 3, "linear_head_dim": 32, "linear_conv_kernel_dim": 3, "pad_token_id": 0}
         | {"index_n_heads": 8, "index_head_dim": 24},
     ),
+    "muse-spark-dense": (
+        "muse_spark_text",
+        MIXTURE
+        | {"head_dim": 24, "mlp_layer_types": ["dense", "sparse"], "num_local_experts": 4, "moe_intermediate_size": 32}
+        | {"attention_bias": True, "tie_word_embeddings": True, "moe_hidden_size": 48, "layer_rope_theta": [1.0, 0]}
+        | {"layer_types": ["sliding_attention", "sliding_attention"], "sliding_window": 11, "hidden_act": "gelu"},
+    ),
+    "muse-spark": (
+        "muse_spark_text",
+        MIXTURE
+        | {"head_dim": 16, "num_hidden_layers": 5, "num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 9}
+        | {"moe_intermediate_size": 40, "moe_hidden_size": 56, "routed_scaling_factor": 1.7, "final_logit_softcapping": 2.0}
+        | {"qk_scale_factor": 1.5, "output_multiplier": 0.8, "post_norm_eps": 1e-3, "residual_gate_temperature": 0.6},
+    ),
     "longcat-plain": (
         "longcat_flash",
         LONGCAT
@@ -1336,11 +1374,22 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
                 # Gemma's norms multiply by 1 + w, and so do norms of families with delta nets, except the delta net's own.
                 centred = (
                     kind.startswith(
-                        ("gemma", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5", "qwen4_exp", "minimax_m3", "step3p5")
+                        (
+                            "gemma",
+                            "vaultgemma",
+                            "nemotron",
+                            "qwen3_next",
+                            "qwen3_5",
+                            "qwen4_exp",
+                            "minimax_m3",
+                            "step3p5",
+                            "muse_spark",
+                        )
                     )
                     and not kind.startswith(("gemma3n", "gemma4", "nemotron_h"))
                     and "linear_attn" not in parameter_name
                 )
+                centred = centred and (kind, parameter_name) != ("muse_spark_text", "model.norm.weight")
                 one = parameter_name.endswith(("weight", "scale")) and not centred
                 parameter.add_(1.0 if one else 0.0)
             if parameter_name.endswith(("correct_output_scale", "_hc.scale", "hc_scale")):
@@ -1349,6 +1398,8 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
                 parameter.add_(0.2 if parameter_name.endswith("scale") else 0.5)
             if parameter_name.endswith("rotary_emb.alpha"):
                 parameter.mul_(5.0)
+            if parameter_name.endswith("residual_gate.gate"):
+                parameter.mul_(10.0)
             if kind.startswith(("gemma3n", "gemma4")) and "q_norm" in parameter_name:
                 # These families do not scale attention scores otherwise.
                 parameter.mul_(parameter.shape[0] ** -0.5)

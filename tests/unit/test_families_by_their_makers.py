@@ -738,6 +738,23 @@ def test_experts_of_longcat_that_compute_nothing_have_tensors_or_none(tmp_path: 
         check_weights(str(tmp_path), "native")
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layer_rope_theta": [1.0]}, 'cannot follow "layer_rope_theta"'),
+        ({"residual_gate_temperature": 0.0}, '"residual_gate_temperature" must be greater than 0, got 0.0'),
+        ({"qk_scale_factor": -1.0}, '"qk_scale_factor" must be greater than 0, got -1.0'),
+        ({"num_experts_per_tok": 8}, '"num_experts_per_tok" is 8, there are 7 experts'),
+        ({"mlp_layer_types": ["sparse"]}, 'cannot follow "mlp_layer_types"'),
+        ({"sliding_window": None}, 'without a "sliding_window"'),
+        ({"n_shared_experts": 1}, 'does not know "n_shared_experts": 1'),
+    ],
+)
+def test_what_muse_spark_does_not_do_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        build_program(said_by_transformers("muse-spark") | change, Format.BF16)
+
+
 @pytest.mark.parametrize("seen", [7, 8])
 def test_minimax_m3_by_the_names_of_its_makers(seen: int, tmp_path: Path) -> None:
     """Rows of 128 tokens, of which a token sees 7 or 8 blocks of 16; their experts are one by one, gate and up apart."""

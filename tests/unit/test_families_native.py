@@ -84,8 +84,9 @@ def compare(name: str, path: Path, seed: int = 0, **changes: Any) -> None:
             continue
         difference = logits(open_native(path, precision, threads=1)) - expected
         by_token = np.sqrt((difference**2).mean(axis=1) / (expected**2).mean())
-        if kept:
-            # What norms and unit vectors divide by may be small: no more than twice what bf16 costs transformers.
+        if kept or model.config.model_type == "muse_spark_text":
+            # What norms and unit vectors divide by may be small, as Muse Spark's products of experts, each of which has a
+            # norm: no more than twice what bf16 costs transformers.
             theirs = model.bfloat16()(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].float().numpy()
             lost = np.sqrt(((theirs - expected) ** 2).mean(axis=1) / (expected**2).mean())
             bound = max(bound, 2 * float(np.median(lost)))

@@ -126,6 +126,7 @@ def test_what_is_taken_for_granted_is_what_transformers_takes() -> None:
     places |= {"deepseek_v3": "DeepseekV3Config", "hy_v4_vl_text": "HYV4VLTextConfig"}
     places |= {"ernie4_5_vl_moe_text": "Ernie4_5_VLMoeTextConfig"}
     places |= {"mistral_large4_text": "MistralLarge4TextConfig", "step3p5": "Step3p7TextConfig"}
+    places |= {"muse_spark_text": "MuseSparkTextConfig"}
     places |= {"glm5_next_text": "Glm5NextTextConfig", "qwen4_exp_text": "Qwen4ExpTextConfig"}
     places |= {"glm4v_text": "Glm4vTextConfig", "glm4v_moe_text": "Glm4vMoeTextConfig"}
     places |= {"mllama_text_model": "MllamaTextConfig", "muse_glimmer_text": "MuseGlimmerTextConfig"}

@@ -59,6 +59,7 @@ MULTIMODAL = {
     "mistral_large4": "mistral_large4_text",
     "mllama": "mllama_text_model",
     "muse_glimmer": "muse_glimmer_text",
+    "muse_spark": "muse_spark_text",
     "nemotron_h_omni": "nemotron_h",
     "ovis2": "qwen2",
     "perception_lm": "llama",
@@ -141,6 +142,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "hyperclovax": (32000, 4096, 11008, 32, 32, None, 2048),
         "mllama_text_model": (128256, 4096, 14336, 40, 32, 8, 131072),
         "muse_glimmer_text": (202048, 6656, 19968, 52, 32, 2, 131072),
+        "muse_spark_text": (202048, 8192, 16384, 62, 128, 16, 1048576),
         "qwen2_5_omni_text": (152064, 3584, 18944, 28, 28, 4, 32768),
         "qwen3_omni_moe_text": (3584, 2048, 18944, 28, 28, 4, 32768),
         "ministral3": (131072, 4096, 14336, 34, 32, 8, 262144),
@@ -214,7 +216,7 @@ PREFIXES = (
 # Models whose LM head is not tied by default.
 UNTIED = (
     *("apertus1p5", "aria", "glm5_next", "hy_v4_vl", "llama4", "minimax_m3_vl", "mistral_large4", "mllama"),
-    *("muse_glimmer", "qwen4_exp", "step3p7"),
+    *("muse_glimmer", "muse_spark", "qwen4_exp", "step3p7"),
 )
 # Models whose language model has the type below whatever its configuration says, as in transformers.
 NAMED_BY_THE_WHOLE = ("step3p7",)

@@ -25,6 +25,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: F.silu,
     Activation.SIGMOID: F.sigmoid,
     Activation.SOFTPLUS: F.softplus,
+    Activation.RETAINED: lambda x: (torch.sigmoid(-x) * (1.0 + torch.sigmoid(x))).clamp(min=1e-3).sqrt(),
 }
 
 # The program's buffers: [tokens, width], sequences concatenated.
@@ -112,7 +113,8 @@ class Forward:
         if op.kind is Kind.EXPERTS:
             return self._experts(op, x, key, watch)
         if op.kind is Kind.MIX:
-            return mix(op, x, key, _part(buffers, op.value) if op.value.buffer >= 0 else None)
+            norm = (self._weight(op.weight), self._weight(op.bias)) if op.weight >= 0 else None
+            return mix(op, x, key, _part(buffers, op.value) if op.value.buffer >= 0 else None, norm)
         if op.kind is Kind.GATE:
             return x * ACTIVATIONS[op.activation](key)
         if op.kind is Kind.BLEND:

@@ -57,10 +57,13 @@ def _mix_sparsely(op: Op, scores: Tensor) -> Tensor:
     return torch.cat([*best, *weights], dim=1)
 
 
-def mix(op: Op, products: Tensor, routed: Tensor, own: Tensor | None) -> Tensor:
+def mix(op: Op, products: Tensor, routed: Tensor, own: Tensor | None, norm: tuple[Tensor, Tensor] | None) -> Tensor:
     """The sum of a token's expert outputs, weighted unless ``op.integer``; ``own`` stands for those of experts beyond
-    ``op.heads``."""
+    ``op.heads``. ``norm``: the vectors by which they are multiplied before and behind their norm."""
     each = products.reshape(len(products), op.kv_heads, -1)[:, :, : op.output.width]
+    if norm is not None:
+        each = each * norm[0]
+        each = each * torch.rsqrt(each.square().mean(-1, keepdim=True) + op.epsilon) * norm[1]
     if own is not None:
         each = torch.where((routed[:, : op.kv_heads] >= op.heads)[:, :, None], own[:, None], each)
     weighed = each if op.integer else each * routed[:, op.kv_heads :, None]

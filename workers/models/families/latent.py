@@ -545,16 +545,16 @@ def latent_attention(sizes: Sizes, latent: Latent, residual_scale: float = 1.0) 
 def _logarithm(builder: Builder, x: Slice, context: int) -> Slice:
     """log(p + 1) for the position p, in one column; ``x`` are any finite numbers."""
     table = arithmetic.log(np.arange(1, context + 1, dtype=np.float64)).astype(np.float32)
-    found = builder.shift(builder.scale(x.part(0, 1), 0.0), [1.0])
+    found = builder.spread(x.part(0, 1), [1.0])
     builder.scale_by_position(found, [float(each) for each in table], 1)
     return found
 
 
 def _scale_heads(builder: Builder, query: Slice, heads: int, names: Linear, logarithm: Slice) -> None:
     """Multiplies each head by its scale * ``logarithm`` + its bias, in place."""
-    zeros = builder.scale(query.part(0, heads), 0.0)
     scale, bias = (
-        builder.shift(zeros, Tensor(f"{names.prefix}softmax_scaling.{name}", (heads,))) for name in ("scale", "bias")
+        builder.spread(query.part(0, heads), Tensor(f"{names.prefix}softmax_scaling.{name}", (heads,)))
+        for name in ("scale", "bias")
     )
     factors = builder.gate(scale, logarithm, residual=bias, activation=Activation.NONE)
     gate_heads(builder, query, factors, heads, Activation.NONE)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from outrider.kernels.builder import Builder
 from outrider.kernels.program import Norm, Program, Slice
 from outrider.workers.errors import ModelError
@@ -26,7 +29,7 @@ def muse_glimmer(config: Config, begin: Begin) -> Program:
     # Every fourth layer, counted from the last, attends to all tokens, and has no rope.
     types = layer_types(config, sizes.layers, lambda layer: SLIDING if (sizes.layers - 1 - layer) % 4 else FULL)
     each = windows(config, types, config.window(2048))
-    ropes, function = _ropes(config, sizes), activation(config, "hidden_activation", "silu")
+    ropes, function = ropes_of_layers(config, sizes), activation(config, "hidden_activation", "silu")
     config.get("hidden_act")  # transformers does not read it
     scale = config.positive("qk_scale_factor", 3.87) * sizes.head_size**-0.5
     cap = config.positive("final_logit_softcapping", 20.0)
@@ -45,7 +48,7 @@ def muse_glimmer(config: Config, begin: Begin) -> Program:
         builder.layer_input(layer, x)
         block = Linear(f"model.layers.{layer}.")
         h = norm(x, block, "input_layernorm", sizes.epsilon)
-        a = _attention(builder, h, Linear(f"{block.prefix}self_attn."), sizes, ropes[layer], each[layer], scale, bias)
+        a = muse_attention(builder, h, Linear(f"{block.prefix}self_attn."), sizes, ropes[layer], each[layer], scale, bias)
         x = norm(a, block, "post_attention_layernorm", behind, x)
         h = norm(x, block, "pre_feedforward_layernorm", sizes.epsilon)
         mlp = Linear(f"{block.prefix}mlp.")
@@ -58,8 +61,9 @@ def muse_glimmer(config: Config, begin: Begin) -> Program:
     return builder.finish(builder.linear(x, [head], scale=factor, cap=cap / factor))
 
 
-def _ropes(config: Config, sizes: Sizes) -> list[Rope | None]:
-    rope = read_rope(config, sizes.head_size, sizes.context)
+def ropes_of_layers(config: Config, sizes: Sizes, usual: Mapping[str, Any] | None = None) -> list[Rope | None]:
+    """``usual``: the parameters of a configuration without some."""
+    rope = read_rope(config, sizes.head_size, sizes.context, usual=usual)
     thetas = config.get("layer_rope_theta")
     if thetas is None:
         return [rope if (sizes.layers - 1 - layer) % 4 else None for layer in range(sizes.layers)]
@@ -69,9 +73,18 @@ def _ropes(config: Config, sizes: Sizes) -> list[Rope | None]:
     return [rope if theta else None for theta in thetas]
 
 
-def _attention(
-    builder: Builder, h: Slice, names: Linear, sizes: Sizes, rope: Rope | None, window: int, scale: float, bias: bool
+def muse_attention(
+    builder: Builder,
+    h: Slice,
+    names: Linear,
+    sizes: Sizes,
+    rope: Rope | None,
+    window: int,
+    scale: float,
+    bias: bool,
+    normed: bool = False,
 ) -> Slice:
+    """``normed``: each head's output has a norm before its gates."""
     heads, kv_heads = sizes.heads, sizes.kv_heads
     width, kv_width = heads * sizes.head_size, kv_heads * sizes.head_size
     projections = [("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)]
@@ -85,5 +98,7 @@ def _attention(
         if rope is not None:
             rotate(builder, part, rope, count)
     a = builder.attention(query, key, value, heads=heads, kv_heads=kv_heads, scale=scale, window=window)
+    if normed:
+        builder.head_norm(a, None, heads=heads, epsilon=sizes.epsilon)
     biases = names.biases(bias, ("o_proj", h.width))
     return builder.linear(builder.gate(a, gate), [names.weight("o_proj", h.width, width)], biases=biases)
