@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, ClassVar
 
@@ -24,87 +25,42 @@ from outrider.workers.models.twins import attention_of
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 
-class Glm5NextForCausalLM(Glm5NextPreTrainedModel, GenerationMixin):
-    """GLM-5.3-Flash's language model alone, which transformers opens only within the model that sees."""
+def _alone(
+    config_class: type[PretrainedConfig],
+    family: Any,
+    decoder: Any,
+    last: Callable[[torch.Tensor, Any], torch.Tensor] = lambda logits, config: logits,
+) -> None:
+    """Lets transformers open a language model alone that it opens only within the model that sees. ``last``: what is done
+    to logits, with the configuration."""
 
-    config_class = Glm5NextTextConfig
-    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+    class Alone(family, GenerationMixin):
+        _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
 
-    def __init__(self, config: Glm5NextTextConfig) -> None:
-        super().__init__(config)
-        self.model = Glm5NextTextModel(config)
-        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.model = decoder(config)
+            self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
 
-    def forward(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **more: Any) -> CausalLMOutputWithPast:
-        made = self.model(input_ids, **more)
-        return CausalLMOutputWithPast(logits=self.lm_head(made.last_hidden_state[:, -logits_to_keep:]), cache=made.cache)
+        def forward(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **more: Any) -> CausalLMOutputWithPast:
+            made = self.model(input_ids, **more)
+            logits = last(self.lm_head(made.last_hidden_state[:, -logits_to_keep:]), self.config)
+            return CausalLMOutputWithPast(logits=logits, cache=made.cache, hidden_states=made.hidden_states)
 
-
-AutoModelForCausalLM.register(Glm5NextTextConfig, Glm5NextForCausalLM, exist_ok=True)
-
-
-class MistralLarge4ForCausalLM(MistralLarge4PreTrainedModel, GenerationMixin):
-    """Mistral Large 4's language model alone, with the bound that the model that sees puts on its logits."""
-
-    config_class = MistralLarge4TextConfig
-    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    def __init__(self, config: MistralLarge4TextConfig) -> None:
-        super().__init__(config)
-        self.model = MistralLarge4TextModel(config)
-        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def forward(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **more: Any) -> CausalLMOutputWithPast:
-        made = self.model(input_ids, **more)
-        logits, cap = self.lm_head(made.last_hidden_state[:, -logits_to_keep:]), self.config.final_logit_softcapping
-        return CausalLMOutputWithPast(logits=cap * torch.tanh(logits / cap), cache=made.cache)
+    Alone.config_class, Alone.__name__ = config_class, decoder.__name__.replace("TextModel", "ForCausalLM")
+    AutoModelForCausalLM.register(config_class, Alone, exist_ok=True)
 
 
-AutoModelForCausalLM.register(MistralLarge4TextConfig, MistralLarge4ForCausalLM, exist_ok=True)
+def _capped(logits: torch.Tensor, config: Any) -> torch.Tensor:
+    logits, cap = logits * getattr(config, "output_multiplier", 1.0), config.final_logit_softcapping
+    return cap * torch.tanh(logits / cap)
 
 
-class Step3p7ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):
-    """Step 3.7's language model alone."""
-
-    config_class = Step3p7TextConfig
-    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    def __init__(self, config: Step3p7TextConfig) -> None:
-        super().__init__(config)
-        self.model = Step3p7TextModel(config)
-        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def forward(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **more: Any) -> CausalLMOutputWithPast:
-        made = self.model(input_ids, **more)
-        return CausalLMOutputWithPast(logits=self.lm_head(made.last_hidden_state[:, -logits_to_keep:]), cache=made.cache)
-
-
-AutoModelForCausalLM.register(Step3p7TextConfig, Step3p7ForCausalLM, exist_ok=True)
-
-
-class MuseSparkForCausalLM(MuseSparkPreTrainedModel, GenerationMixin):
-    """Muse Spark's language model alone, with what the model that sees does to its logits."""
-
-    config_class = MuseSparkTextConfig
-    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    def __init__(self, config: MuseSparkTextConfig) -> None:
-        super().__init__(config)
-        self.model = MuseSparkTextModel(config)
-        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def forward(self, input_ids: torch.Tensor, logits_to_keep: int = 0, **more: Any) -> CausalLMOutputWithPast:
-        made = self.model(input_ids, **more)
-        logits = self.lm_head(made.last_hidden_state[:, -logits_to_keep:]) * self.config.output_multiplier
-        cap = self.config.final_logit_softcapping
-        return CausalLMOutputWithPast(logits=cap * torch.tanh(logits / cap), cache=made.cache)
-
-
-AutoModelForCausalLM.register(MuseSparkTextConfig, MuseSparkForCausalLM, exist_ok=True)
+_alone(Glm5NextTextConfig, Glm5NextPreTrainedModel, Glm5NextTextModel)
+_alone(MistralLarge4TextConfig, MistralLarge4PreTrainedModel, MistralLarge4TextModel, _capped)
+_alone(MuseSparkTextConfig, MuseSparkPreTrainedModel, MuseSparkTextModel, _capped)
+_alone(Step3p7TextConfig, Step3p7PreTrainedModel, Step3p7TextModel)
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 203,

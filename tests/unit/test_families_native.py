@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from family_texts import difference, differences, one_thread, prompt
+from handed_states import check_states
 from native_models import TOKENS, logits, open_native
 from tiny_models import MIXTURES, TINY, tiny_model
 
@@ -145,6 +146,15 @@ def test_biases_by_distance_of_long_rows(name: str, tmp_path: Path) -> None:
     expected = model(input_ids=torch.tensor([given]), use_cache=False).logits[0].numpy()
     found = logits(open_native(tmp_path, "fp32"), given, (300, 1, 7))
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+@one_thread()
+@pytest.mark.parametrize(
+    ("name", "layers"), [("mistral-large-4", (1, 3, 6)), ("muse-spark", (0, 2, 4)), ("step-3", (1, 2, 4))]
+)
+def test_a_head_reads_the_inputs_of_layers(name: str, layers: tuple[int, ...], tmp_path: Path) -> None:
+    check_states(name, layers, tmp_path)
 
 
 @pytest.mark.parametrize("place", [0, 5, 9])
