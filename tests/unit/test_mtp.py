@@ -29,10 +29,10 @@ from outrider.workers.engines.native import NativeEngine
 from outrider.workers.errors import ModelError
 from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.checkpoint_program import read_program
-from outrider.workers.models.families import build_program
+from outrider.workers.models.families import build_mtp, build_program
 from outrider.workers.models.head_pairs import has_mtp
 from outrider.workers.models.model_info import read_model_info
-from outrider.workers.models.mtp import COPIES, LAYOUTS, model_named, model_of, mtp_path
+from outrider.workers.models.mtp import BY_NUMBER, COPIES, LAYOUTS, model_named, model_of, mtp_layer, mtp_path
 from outrider.workers.models.opening import native_supports, open_model
 from outrider.workers.models.outlier_channels import norm_groups
 from outrider.workers.precisions import PRECISIONS
@@ -197,6 +197,18 @@ def test_a_quantised_model_keeps_its_layer(tmp_path: Path, family: str, bits: in
     assisted, verifier = write(pair(model, 4, 4, draft_of(draft, 500), 500, STATES), rows)
     assert {key: row.tokens for key, row in assisted.items()} == {key: row.tokens for key, row in plain.items()}
     assert verifier.counters.accepted > 0.2 * verifier.counters.tokens
+
+
+@pytest.mark.parametrize("family", ONE)
+def test_keys_that_a_configuration_leaves_out_change_nothing(family: str) -> None:
+    """Of layers by their numbers: their defaults are those of a whole model, of which the layer is no part."""
+    values = json.loads(tiny_config(family).to_json_string())
+    by_number = (*BY_NUMBER, "layer_types", "mlp_layer_types", "layers_block_type")
+    left = {key: value for key, value in values.items() if key not in by_number}
+    if family == "glm4-moe-lite":  # where the list is missing, it has one number of layers without experts
+        left["first_k_dense_replace"] = 1
+    said, unsaid = (build_mtp(mtp_layer(each, "config.json"), Format.BF16) for each in (values, left))
+    assert said == unsaid
 
 
 # How it is named

@@ -64,14 +64,18 @@ APART = Layout(
     projection="mtp.fc",
     last_norm=(NORM, "mtp.norm"),
 )
+# In these types experts begin behind some layers without, and a layer by itself would be one of those.
+WITH_EXPERTS = replace(BEHIND, changes={"first_k_dense_replace": 0})
+WITH_LISTED_EXPERTS = replace(BEHIND, changes={"mlp_layer_types": [SPARSE]})
+OF_QWEN = replace(APART, changes={"layer_types": [ATTENTION]})
 LAYOUTS = {
-    "deepseek_v3": BEHIND,
-    "deepseek_v32": BEHIND,
+    "deepseek_v3": WITH_EXPERTS,
+    "deepseek_v32": WITH_EXPERTS,
     "glm4": BEHIND,
-    "glm4_moe": BEHIND,
-    "glm4_moe_lite": BEHIND,
-    "glm_moe_dsa": BEHIND,
-    "hy_v3": replace(BEHIND, last_norm=(NORM, "model.layers.{}.final_layernorm")),
+    "glm4_moe": WITH_EXPERTS,
+    "glm4_moe_lite": WITH_LISTED_EXPERTS,
+    "glm_moe_dsa": WITH_EXPERTS,
+    "hy_v3": replace(WITH_LISTED_EXPERTS, last_norm=(NORM, "model.layers.{}.final_layernorm")),
     "mellum": replace(APART, changes={"layer_types": [SLIDING]}),
     "mimo_v2_flash": Layout(
         under="model.mtp.layers.0.",
@@ -92,9 +96,9 @@ LAYOUTS = {
         last_norm=("backbone.norm_f", "mtp.layers.1.final_layernorm"),
         changes={"layers_block_type": [ATTENTION, "moe"]},
     ),
-    "qwen3_5_moe_text": APART,
-    "qwen3_5_text": APART,
-    "qwen3_next": APART,
+    "qwen3_5_moe_text": OF_QWEN,
+    "qwen3_5_text": OF_QWEN,
+    "qwen3_next": OF_QWEN,
 }
 
 
