@@ -37,7 +37,7 @@ def drawn(shares: Sequence[int], common: float, chance: random.Random) -> int:
                 kept = [expert for expert in taken if chance.random() < common]
                 known = set(kept)
                 others = [expert for expert in range(router.experts) if expert not in known]
-                taken = kept + chance.sample(others, router.chosen - len(kept))
+                taken = kept + chance.sample(others, int(router.chosen) - len(kept))
                 found.update(taken)
         needed += len(found)
     return needed

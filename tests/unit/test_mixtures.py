@@ -308,6 +308,26 @@ def test_fp8_by_blocks_is_what_its_numbers_are_in_the_order_that_rope_wants(name
 
 @one_thread()
 @torch.inference_mode()
+def test_experts_without_weights_are_not_read(tmp_path: Path) -> None:
+    """LongCat-Flash's router chooses four of eight, of which three have none."""
+    model = tiny_model("longcat")
+    model.save_pretrained(tmp_path)
+    engine = open_native(tmp_path, "fp32", threads=2)
+    assert engine.mixture is not None
+    assert engine.mixture.routers == (Router(5, 4 * 5 / 8),) * 2
+    engine.open(0, Sampling(), 1)
+    engine.feed([Feed(0, TOKENS, len(TOKENS))])
+    scores = model(input_ids=torch.tensor([TOKENS]), use_cache=False, output_router_logits=True).router_logits
+    corrections = [layer.mlp.router.e_score_correction_bias for layer in model.model.layers]
+    needed = [
+        {expert for expert in (layer.softmax(1) + more).topk(4).indices.flatten().tolist() if expert < 5}
+        for layer, more in zip(scores, corrections, strict=True)
+    ]
+    assert engine.mixture.read == sum(map(len, needed))
+
+
+@one_thread()
+@torch.inference_mode()
 def test_a_pass_tells_how_many_experts_it_read(tmp_path: Path) -> None:
     model = tiny_model("qwen3-moe")
     model.save_pretrained(tmp_path)

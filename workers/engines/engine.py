@@ -149,10 +149,11 @@ class DecodeResult:
 
 
 class Router(NamedTuple):
-    """One layer of a mixture of experts: the number of its experts, and how many of them the router chooses for a token."""
+    """One layer of a mixture of experts: the number of its experts, and how many of them the router chooses for a token, on
+    average where it also chooses among experts without weights."""
 
     experts: int
-    chosen: int
+    chosen: float
 
 
 @dataclass(slots=True)

@@ -72,6 +72,17 @@ def _context_share(program: Program) -> float:
     return kept * program.cache.element_bytes / read
 
 
+def _routers(program: Program) -> list[Router]:
+    found: list[Router] = []
+    latest: Op | None = None
+    for op in program.ops:
+        if op.kind is Kind.ROUTE:
+            latest = op
+        elif op.kind is Kind.EXPERTS and not op.integer and latest is not None:
+            found.append(Router(op.heads, latest.kv_heads * op.heads / latest.heads))
+    return found
+
+
 class NativeEngine:
     """``_rows`` maps the caller's numbers of rows to the kernels' own."""
 
@@ -86,7 +97,7 @@ class NativeEngine:
         self.guess_room = GUESS_ROOM
         self._rows: dict[int, int] = {}
         self.learner: NativeEngine | None = None
-        routers = [Router(op.heads, op.kv_heads) for op in model.program.ops if op.kind is Kind.ROUTE]
+        routers = _routers(model.program)
         self.mixture = Mixture(tuple(routers)) if routers else None
         # In a mixture of experts the weights that are read depend on the tokens.
         self.context_share = 0.0 if routers else _context_share(model.program)
