@@ -34,9 +34,9 @@ from outrider.workers.models.formats.unexpected_tensors import (
     of_vision_experts,
     refuse_unexpected,
 )
-from outrider.workers.models.head_checkpoint import head_program
+from outrider.workers.models.head_checkpoint import head_program, own_layer
 from outrider.workers.models.heads import read_head
-from outrider.workers.models.mtp import model_of, mtp_layer
+from outrider.workers.models.mtp import model_of
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.precisions import Precision, rounding
 
@@ -126,7 +126,7 @@ def _read_program(
     elif quantised and format is Format.BF16:
         storage_choice = FloatCodes(checkpoint)
     values = as_stored(values, checkpoint)
-    layer = mtp_layer(values, str(file), checkpoint.names) if mtp else None
+    layer = own_layer(checkpoint, values, str(file)) if mtp else None
 
     def build(**changes: Any) -> Program:
         if layer is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,10 @@ from outrider.workers.models.families import build_head
 from outrider.workers.models.families.eagle3 import OWN_EMBEDDING, TARGETS_EMBEDDING
 from outrider.workers.models.formats.configuration import Quantisation
 from outrider.workers.models.formats.matrix import Matrix
+from outrider.workers.models.formats.mlx import Mlx
 from outrider.workers.models.formats.unexpected_tensors import refuse_unexpected
 from outrider.workers.models.heads import HeadConfig
-from outrider.workers.models.mtp import model_of
+from outrider.workers.models.mtp import MtpLayer, model_of, mtp_layer
 from outrider.workers.precisions import Precision
 
 # d2t: target id - head id of each of the head's tokens. t2d: for each of the target's tokens, whether the head has it.
@@ -77,6 +79,21 @@ def open_head(head: Path, target: Path, allow_pickle: bool = False) -> Checkpoin
     if model_of(head) is not None:
         return open_checkpoint(target, allow_pickle)
     return HeadCheckpoint(open_checkpoint(head, allow_pickle), open_checkpoint(target, allow_pickle))
+
+
+def own_layer(checkpoint: Checkpoint, values: Mapping[str, Any], source: str) -> MtpLayer:
+    """The checkpoint's layer for multi-token prediction; a ModelError where it has none that can be a draft."""
+    layer = mtp_layer(values, source)
+    if isinstance(checkpoint.quantisation, Mlx):
+        raise ModelError(f"{source}: multi-token prediction (--draft mtp) is not supported for MLX's checkpoints")
+    projection = layer.name(layer.layout.projection)
+    # A quantised projection has codes in place of the weight.
+    if not any(name.startswith(projection.removesuffix("weight")) for name in checkpoint.names):
+        raise ModelError(
+            f'{source}: the checkpoint has no layer for multi-token prediction, "{projection}" is missing; leave out '
+            "--draft mtp"
+        )
+    return layer
 
 
 def head_program(path: Path, head: HeadConfig, precision: Precision, allow_pickle: bool = False) -> Program:

@@ -12,9 +12,10 @@ from outrider.workers.errors import ModelError, PairError
 from outrider.workers.models.checkpoint import open_checkpoint
 from outrider.workers.models.config_file import config_path, read_config
 from outrider.workers.models.families import build_program
+from outrider.workers.models.head_checkpoint import own_layer
 from outrider.workers.models.heads import HeadConfig, read_head
 from outrider.workers.models.model_info import ModelInfo, weight_files
-from outrider.workers.models.mtp import LAYOUTS, model_of, mtp_layer
+from outrider.workers.models.mtp import LAYOUTS, model_of
 
 
 def states_of(target: ModelInfo, draft: ModelInfo) -> tuple[int, ...]:
@@ -50,7 +51,7 @@ def has_mtp(model: Path) -> bool:
         return False
     checkpoint = open_checkpoint(model)
     try:
-        mtp_layer(values, source, checkpoint.names)
+        own_layer(checkpoint, values, source)
     except ModelError:
         return False
     finally:

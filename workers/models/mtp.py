@@ -9,7 +9,7 @@ as many tokens as are wanted: a draft that comes with the target (``--draft mtp`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -156,11 +156,8 @@ def model_of(path: str | Path) -> Path | None:
     return path.parent if path.name == FOLDER and path.parent.exists() and not path.exists() else None
 
 
-def mtp_layer(values: Mapping[str, Any], source: str, names: Collection[str] | None = None) -> MtpLayer:
-    """The MTP layer of a configuration. ``names`` are those of the checkpoint's tensors, among which it must be.
-
-    Of several such layers only the first is used.
-    """
+def mtp_layer(values: Mapping[str, Any], source: str) -> MtpLayer:
+    """The MTP layer of a configuration, which its checkpoint may lack. Of several such layers only the first is used."""
     kind = str(values.get("model_type"))
     layout = LAYOUTS.get(kind)
     if layout is None:
@@ -171,15 +168,7 @@ def mtp_layer(values: Mapping[str, Any], source: str, names: Collection[str] | N
     count = values.get("num_hidden_layers")
     if type(count) is not int and "{}" in layout.under:
         raise ModelError(f'{source} does not say how many layers there are: "num_hidden_layers"')
-    layer = MtpLayer(_of_one_layer(values, layout), layout, count if type(count) is int else 0)
-    projection = layer.name(layout.projection)
-    # A quantised projection has codes in place of the weight.
-    if names is not None and not any(name.startswith(projection.removesuffix("weight")) for name in names):
-        raise ModelError(
-            f'{source}: the checkpoint has no layer for multi-token prediction, "{projection}" is missing; leave out '
-            "--draft mtp"
-        )
-    return layer
+    return MtpLayer(_of_one_layer(values, layout), layout, count if type(count) is int else 0)
 
 
 def _of_one_layer(values: Mapping[str, Any], layout: Layout) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from outrider.workers.models.checkpoint import Checkpoint, open_checkpoint
 from outrider.workers.models.checkpoint_program import as_stored
 from outrider.workers.models.families import build_mtp, build_program
 from outrider.workers.models.families.mistral_large4 import frequency_factors
+from outrider.workers.models.head_checkpoint import own_layer
 from outrider.workers.models.model_info import check_unchanged, read_model_info
-from outrider.workers.models.mtp import LAYOUTS, mtp_layer
+from outrider.workers.models.mtp import LAYOUTS
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.quantising.compressed import description, tensors_of
 from outrider.workers.quantising.folder import THREADS, Folder, digest_of_tokens
@@ -265,7 +266,7 @@ def _mtp_tensors(checkpoint: Checkpoint, values: Mapping[str, Any], source: Path
     if values.get("model_type") not in LAYOUTS:
         return []
     try:
-        layer = build_mtp(mtp_layer(values, file, checkpoint.names), Format.BF16, source=file)
+        layer = build_mtp(own_layer(checkpoint, values, file), Format.BF16, source=file)
     except ModelError:
         return []
     of_model = {part.name for weight in program.weights for part in weight.sources}
