@@ -263,6 +263,17 @@ def test_a_layer_that_is_not_what_the_configuration_says_is_refused(tmp_path: Pa
     assert 'lacks the weight "mtp.norm.weight"' in refusal(tmp_path)
 
 
+@pytest.mark.parametrize("key", ["layer_types", "mtp_layer_types", "num_hidden_layers", "mlp_layer_types"])
+@pytest.mark.parametrize("value", [5, "full_attention", {}, [], True, [[]]])
+def test_odd_values_are_refused_or_change_nothing(key: str, value: object) -> None:
+    for family in (DENSE, "glm4-moe-lite"):
+        values = json.loads(tiny_config(family).to_json_string()) | {key: value}
+        try:
+            build_mtp(mtp_layer(values, "config.json"), Format.BF16)
+        except ModelError as error:
+            assert "config.json" in str(error)
+
+
 def test_it_is_described_as_a_head_of_its_own_model(tmp_path: Path) -> None:
     with_mtp(DENSE, tmp_path)
     model, layer = read_model_info(str(tmp_path)), read_model_info(mtp_path(str(tmp_path)))

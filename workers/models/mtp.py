@@ -175,10 +175,16 @@ def _of_one_layer(values: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
     """The configuration with the MTP layer as the only one."""
     changed = dict(values) | {"num_hidden_layers": len(layout.layers)}
     # transformers has lists of types for MTP layers; without, a layer has attention over all tokens, and experts.
-    types = values.get("layer_types") or []
+    types = _listed(values, "layer_types")
     usual = BY_NUMBER | {"layer_types": [ATTENTION] if ATTENTION in types else types[-1:], "mlp_layer_types": [SPARSE]}
     changed |= {key: value for key, value in usual.items() if values.get(key) is not None} | dict(layout.changes)
     for key in ("layer_types", "mlp_layer_types"):
-        if stated := values.get(f"mtp_{key}"):
+        if stated := _listed(values, f"mtp_{key}"):
             changed[key] = stated[: len(layout.layers)]
     return changed
+
+
+def _listed(values: Mapping[str, Any], key: str) -> list[Any]:
+    """The list under a key; empty where it is none, which the family refuses."""
+    found = values.get(key)
+    return found if isinstance(found, list) else []
