@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -107,6 +108,22 @@ def test_what_a_family_alone_may_say_otherwise_is_refused(name: str, changes: di
     build_program(config, Format.BF16)
     with pytest.raises(ModelError) as refusal:
         build_program(config | changes, Format.BF16)
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("dbrx", {"ffn_config": {"ffn_act_fn": "silu"}}, """"ffn_act_fn" must be an object, got 'silu'"""),
+        ("step-3-plain", {"rope_parameters": "default"}, """does not know "rope_parameters": 'default'"""),
+        ("kimi-linear", {"num_expert_group": math.nan}, "must be a positive whole number, got nan"),
+        ("ling-3-unbounded", {"num_expert_group": math.nan}, "must be a positive whole number, got nan"),
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_by_name(name: str, changes: dict, sentence: str) -> None:
+    """They ended the process that reads models with a KeyError or an AttributeError."""
+    with pytest.raises(ModelError) as refusal:
+        build_program(tiny_config(name).to_dict() | changes, Format.BF16)
     assert sentence in str(refusal.value)
 
 

@@ -49,6 +49,8 @@ class Config:
     """
 
     def __init__(self, values: Mapping[str, Any], source: str = "config.json", native_alone: bool = False) -> None:
+        if not isinstance(values, Mapping):  # a part of a configuration may be anything
+            raise ModelError(f"{source} must be an object, got {values!r}")
         self.values = values
         self.source = source
         self._native_alone = native_alone

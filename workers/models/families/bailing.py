@@ -45,7 +45,7 @@ num_mtp_layers layer_group_size group_norm_size embedding_dropout
 def bailing_hybrid(config: Config, begin: Begin) -> Program:
     values = {OWN_NAMES.get(key, key): value for key, value in config.values.items()}
     for own, other in OWN_NAMES.items():
-        if own in config.values and config.values.get(other, config.values[own]) != config.values[own]:
+        if own in config.values and other in config.values and config.values[other] != config.values[own]:
             raise config.unknown(f'"{own}": {config.values[own]!r} beside "{other}": {config.values[other]!r}')
     size = config.size("linear_head_dim", config.size("head_dim", 128))
     # The part of a head that is rotated is stated by the sizes of latent attention; transformers passes this key over.

@@ -97,7 +97,7 @@ def kimi_linear(config: Config, begin: Begin) -> Program:
 def _as_others(config: Config) -> dict[str, Any]:
     """The configuration under the keys of other families, without "head_dim", which is the size of none of these heads."""
     for own, other in OWN_NAMES.items():
-        if own in config.values and config.values.get(other, config.values[own]) != config.values[own]:
+        if own in config.values and other in config.values and config.values[other] != config.values[own]:
             raise config.unknown(f'"{own}": {config.values[own]!r} beside "{other}": {config.values[other]!r}')
     values = {OWN_NAMES.get(key, key): value for key, value in config.values.items() if key != "head_dim"}
     nested = values.pop("linear_attn_config", None) or {}

@@ -113,7 +113,7 @@ def _ropes(config: Config, values: Mapping[str, Any], types: Sequence[str]) -> d
     layers without a window."""
     stated = values.get("rope_parameters") or {}
     kinds = dict.fromkeys(types)
-    if all(isinstance(stated.get(kind), dict) for kind in kinds):
+    if isinstance(stated, dict) and all(isinstance(stated.get(kind), dict) for kind in kinds):
         return {"rope_parameters": {kind: stated[kind] for kind in kinds}}
     if stated:
         raise config.unknown(f'"rope_parameters": {stated!r}')
