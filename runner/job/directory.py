@@ -30,6 +30,8 @@ REPORT = "report.html"
 KEPT_DESCRIPTION = "description"
 # How the lock file's text begins: the process that holds the lock, or held it last.
 HOLDER = re.compile(rb"process \d+ on ")
+# That beginning, cut off anywhere (before its first byte, too): the process was killed, or its disk was full.
+CUT_OFF = re.compile(rb"(p(r(o(c(e(s(s( (\d+( (on?)?)?)?)?)?)?)?)?)?)?)?")
 MOST_OF_HOLDER = 200
 # A process that only asks whether the job runs (``is_held``) takes the lock for a moment: try again for this long.
 ASKING_SECONDS, POLL_SECONDS = 0.2, 0.005
@@ -73,7 +75,7 @@ def check_free(directory: Path, piped: bool) -> None:
     holder = _holder(directory / LOCK)
     if not HOLDER.match(holder):
         found += kept
-        if holder:
+        if not CUT_OFF.fullmatch(holder):
             found.append(LOCK)
     _check_not_emptied(directory)
     _check_files_or_nothing(directory)
@@ -213,7 +215,9 @@ def job_lock(directory: Path) -> Iterator[None]:
         try:
             holder = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
             # Written before it is truncated: if this process is killed in between, the text still begins as HOLDER.
-            os.write(handle, holder)
+            written = 0
+            while written < len(holder):
+                written += os.write(handle, holder[written:])
             os.ftruncate(handle, len(holder))
         except OSError as error:
             raise unwritable(error, f"{directory / LOCK} cannot be written: {error.strerror}") from None

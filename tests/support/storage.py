@@ -405,6 +405,20 @@ def places(job: SmallJob, fault: str) -> list[int]:
     return [n for n, operation in enumerate(counted) if operation.what == WRITE or not writes_only]
 
 
+def in_turn(job: SmallJob) -> dict[str, list[int]]:
+    """For each fault some numbers of operations, so that each kind of operation on each file has one of the faults."""
+    counted = [operation for operation in job.operations if operation.what != MARK]
+    kinds: dict[tuple[int, str], list[int]] = {}
+    for number, operation in enumerate(counted):
+        # A file that takes another's place has the number of its process and a random one behind its name.
+        kinds.setdefault((operation.what, re.sub(r"\.\d+-[0-9a-f]+$", "", operation.path)), []).append(number)
+    found: dict[str, list[int]] = {fault: [] for fault in FAULTS}
+    for turn, ((what, _), numbers) in enumerate(kinds.items()):
+        can = [fault for fault, (_, _, writes_only) in FAULTS.items() if what == WRITE or not writes_only]
+        found[can[turn % len(can)]].append(numbers[len(numbers) // 2])
+    return found
+
+
 def break_at(job: SmallJob, fault: str, at: int) -> None:
     """Runs the job with one fault, and checks the invariants after it."""
     which, error, _ = FAULTS[fault]

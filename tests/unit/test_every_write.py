@@ -24,19 +24,20 @@ from storage import (
     after_failed_sync,
     break_at,
     cut_power,
+    in_turn,
     places,
     power_cuts,
     syncs,
 )
 
 pytestmark = pytest.mark.skipif(storage.compiler() is None, reason="needs a C compiler, for faults.c")
-# Enough to see in the fast set that the harness works and that nothing is grossly wrong; the slow set tries one of twenty,
-# with the journal of network file systems one of forty.
+# Enough to see in the fast set that the harness works and that nothing is grossly wrong. The slow set breaks each kind of
+# operation on each file once, and one of these of all others; after a power cut one of as many states.
 SAMPLES = 2
 TIMES_RETRIED = 3
-ONE_OF = {False: 30, True: 60}
+ONE_OF = {False: 60, True: 240}
 VARIANTS = 4
-CUTS_AFTER_A_SYNC = 10
+CUTS_AFTER_A_SYNC, SYNCS_THAT_FAIL = 10, 2
 
 
 # The journal of network file systems has its turn in the slow set.
@@ -93,6 +94,16 @@ def test_a_few_power_cuts(job: SmallJob) -> None:
         cut_power(job, job.operations, cut)
 
 
+def test_each_kind_of_operation_on_each_file_is_broken_by_a_fault(job: SmallJob) -> None:
+    """Else what follows would leave out what is done once, as most is."""
+    chosen = [at for places in in_turn(job).values() for at in places]
+    counted = [operation for operation in job.operations if operation.what != storage.MARK]
+    broken = {(counted[at].what, counted[at].path.rpartition(".")[0]) for at in chosen}
+    assert broken == {(each.what, each.path.rpartition(".")[0]) for each in counted}
+    assert all(at in places(job, fault) for fault, several in in_turn(job).items() for at in several)
+    assert len(chosen) > 25
+
+
 # stress/writes.py tries all of them.
 
 
@@ -100,19 +111,21 @@ def test_a_few_power_cuts(job: SmallJob) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_many_faults(job: SmallJob, fault: str) -> None:
-    for at in list(places(job, fault))[list(FAULTS).index(fault) :: ONE_OF[job.network]]:
+    possible, step = places(job, fault), ONE_OF[job.network]
+    others = possible[list(FAULTS).index(fault) * step // len(FAULTS) :: step]
+    for at in sorted({*in_turn(job)[fault], *others}):
         break_at(job, fault, at)
 
 
 @pytest.mark.slow
 def test_many_power_cuts(job: SmallJob) -> None:
-    for cut in list(power_cuts(job.operations, VARIANTS))[:: ONE_OF[job.network]]:
+    for cut in list(power_cuts(job.operations, VARIANTS))[:: min(ONE_OF.values())]:
         cut_power(job, job.operations, cut)
 
 
 @pytest.mark.slow
 def test_many_power_cuts_after_a_failed_sync(job: SmallJob) -> None:
-    for at in list(syncs(job))[:: ONE_OF[job.network]]:
+    for at in spread(syncs(job), SYNCS_THAT_FAIL):
         operations = after_failed_sync(job, at)
         for cut in list(power_cuts(operations, 0))[-CUTS_AFTER_A_SYNC:]:
             cut_power(job, operations, cut)

@@ -252,6 +252,21 @@ def test_a_directory_in_which_nothing_is_lost_is_free(tmp_path: Path) -> None:
     check_free(tmp_path, piped=False)
 
 
+def test_a_lock_that_was_half_written_is_the_jobs_own(tmp_path: Path) -> None:
+    """Its process was killed, or its disk was full: the same command goes on. It had kept no input by then."""
+    for size in range(len(OURS) + 1):
+        (tmp_path / "lock").write_text(OURS[:size])
+        check_free(tmp_path, piped=True)
+    for other in ("processes", "process x", "process 5 off"):
+        (tmp_path / "lock").write_text(other)
+        with pytest.raises(UsageError, match="holds a file lock that is not this job's"):
+            check_free(tmp_path, piped=True)
+    (tmp_path / "lock").write_text(OURS[:12])
+    (tmp_path / "input").write_text("mine")
+    with pytest.raises(UsageError, match="holds a file input that is not this job's"):
+        check_free(tmp_path, piped=True)
+
+
 def test_an_empty_journal_beside_what_a_job_was_is_damaged(tmp_path: Path) -> None:
     for name in ("job.db", "job.json"):
         (tmp_path / name).touch()
