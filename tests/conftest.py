@@ -1,6 +1,6 @@
 """What all tests share.
 
-Hypothesis draws the same examples on every run: a test which passes here passes there. The fast set takes a sixth of them
+Hypothesis draws the same examples on every run: a test which passes here passes there. The fast set takes a tenth of them
 (tests/support/examples.py).
 """
 

@@ -80,6 +80,7 @@ def pack_natively(weight: Weight, rows: QuantisedRows) -> np.ndarray:
     return memory.array[: packing.packed_size(weight)].copy()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("count", "columns"), [(1, 32), (33, 352), (70, 384), (4, 205)])
 @pytest.mark.parametrize("name", SCHEMES)

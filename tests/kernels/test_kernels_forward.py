@@ -805,6 +805,7 @@ def test_numbers_that_are_not_finite_are_refused_in_every_format(
         engine.forward([NativeFeed(engine.open(), [1, 2, 7])])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("cache", [Cache.BF16, Cache.INT8])
 def test_a_key_alone_that_is_no_number_is_refused(cache: Cache, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -828,6 +829,7 @@ def test_a_key_alone_that_is_no_number_is_refused(cache: Cache, isa: str, monkey
             engine.forward([NativeFeed(row, [5])])
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize(
     "activation",
@@ -918,6 +920,7 @@ def run_apart(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_threads_that_cannot_be_started_are_a_sentence() -> None:
     done = run_apart(TOO_MANY_THREADS)
     assert re.match(r"only \d+ of 64 threads could be started \(.+\): raise the limit", done.stdout), done

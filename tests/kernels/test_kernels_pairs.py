@@ -51,7 +51,7 @@ def model_of(shape: Shape, group: int, codes: str, format: Format) -> Packed:
     return Packed(program, pack_program(program, matrices))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(6)
 @FORMATS
 @pytest.mark.parametrize("codes", ["", "extremes", "lopsided"])
 @pytest.mark.parametrize("group", [32, 128])

@@ -1,4 +1,4 @@
-"""What the fast set tries of a test: a sixth of the examples of a property, and some of the combinations of parameters."""
+"""What the fast set tries of a test: a tenth of the examples of a property, and some of the combinations of parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALL = "OUTRIDER_ALL_EXAMPLES" in os.environ
 
 
 def examples(count: int) -> int:
-    return count if ALL else -(-count // 6)
+    return count if ALL else -(-count // 10)
 
 
 def names_of(given: str | Sequence[str]) -> Sequence[str]:

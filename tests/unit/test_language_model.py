@@ -75,6 +75,7 @@ def test_ministral_3_is_a_language_model_inside_mistral3(tmp_path: Path) -> None
     assert proposed
 
 
+@pytest.mark.slow
 def test_mistral_small_4_is_a_language_model_inside_mistral3(tmp_path: Path) -> None:
     """Its factors of queries begin within these rows."""
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 32}
@@ -186,6 +187,7 @@ def test_what_glm_4v_does_unlike_glm_4(changes: dict[str, Any], tmp_path: Path) 
     assert not differences(tmp_path, reader=AutoModelForImageTextToText)[0]
 
 
+@pytest.mark.slow
 def test_what_a_muse_may_say(tmp_path: Path) -> None:
     language = {"attention_bias": True, "layer_rope_theta": [10.0, 0, 10.0, 10.0, 0], "final_logit_softcapping": 2.0}
     language |= {"output_multiplier": 0.5, "qk_scale_factor": 2.0, "hidden_activation": "gelu_pytorch_tanh"}
@@ -197,6 +199,7 @@ def test_what_a_muse_may_say(tmp_path: Path) -> None:
     assert "layer_rope_theta" in (native_supports(str(path)) or "")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_experts_for_texts_stand_before_those_for_pictures(tmp_path: Path) -> None:
     """With corrections of their own, which an untrained router does not have; also where there are biases."""
@@ -252,6 +255,7 @@ def test_a_layer_that_predicts_further_tokens_is_left_out(tmp_path: Path) -> Non
     assert (logits(open_native(path, "fp32")) == expected).all()
 
 
+@pytest.mark.slow
 def test_a_hunyuan_may_keep_no_text_config_apart(tmp_path: Path) -> None:
     """As HunyuanOCR is published; its rope in four directions is the ordinary one."""
     path = save_multimodal("hunyuan_vl", tmp_path)

@@ -92,6 +92,7 @@ def test_temporary_files_lie_in_memory_where_that_has_room(
     assert parallel_tests.place_in_memory() == (tmp_path if memory else None)
 
 
+@pytest.mark.slow
 def test_a_process_of_tests_puts_its_temporary_files_there(tmp_path: Path) -> None:
     (claims := tmp_path / "claims").mkdir()
     (own := tmp_path / "own").mkdir()

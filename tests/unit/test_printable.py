@@ -38,6 +38,7 @@ def test_what_reads_like_an_emoji_s_name_stays_as_it_is(capsys: pytest.CaptureFi
     assert printed.err.count(said) == 2 and printed.out.count(said) == 1
 
 
+@pytest.mark.slow
 def test_no_control_character_of_unicode_gets_through() -> None:
     every = (chr(code) for code in range(0x110000))
     through = [c for c in every if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and printable(c) == c]

@@ -288,7 +288,7 @@ SINGLE = re.compile(r"\.experts\.\d")
 BY_64 = Layout(partial(fp8_by_block, block=64), FP8 | {"weight_block_size": [64, 64]})
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", [BY_64, LAYOUTS["compressed fp8"]], ids=["by block", "by row"])
 @pytest.mark.parametrize("name", ["granite-moe-shared", "qwen3-moe", "gemma4-moe"])
 def test_experts_in_one_tensor_may_be_of_fp8(name: str, layout: Layout, tmp_path: Path) -> None:
@@ -375,6 +375,7 @@ def test_fp8_of_ministral_3_as_mistral_publishes_it(tmp_path: Path) -> None:
     check(model, kept="bf16")
 
 
+@pytest.mark.slow
 def test_auto_round_says_of_layers_what_they_have_of_their_own(tmp_path: Path) -> None:
     """More bits, smaller groups, or none of it: by name, and by pattern."""
     layout = LAYOUTS["auto-round, as gptq"]
@@ -464,6 +465,7 @@ def test_scales_that_are_no_numbers_are_refused(layout: str, part: int, tmp_path
         open_native(model, "fp32")
 
 
+@pytest.mark.slow
 def test_modelopt_may_say_layer_by_layer_what_it_did(tmp_path: Path) -> None:
     def of(module: str) -> Layout:
         return LAYOUTS["modelopt fp8" if "self_attn" in module else "modelopt nvfp4"]

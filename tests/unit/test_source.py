@@ -176,6 +176,7 @@ def _cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("change", [_append, _write_over, _write_over_in_secret, _replace, _cut, Path.unlink])
 @pytest.mark.parametrize("when", [0, 5_000, 20_000])
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: Callable[[Path], None], when: int) -> None:

@@ -77,6 +77,7 @@ def test_a_closed_descriptor_is_not_given_to_a_file(tmp_path: Path, closed: str)
     assert path.read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_a_name_that_is_no_utf8_is_shown(job: Path, tmp_path: Path) -> None:
     done = shell(f"cd {tmp_path} && cp -r {job} $'j\\xff\\x1b' && LC_ALL=C {OUTRIDER} status $'j\\xff\\x1b'")
     assert done.stderr == ""
