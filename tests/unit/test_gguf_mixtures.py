@@ -26,18 +26,24 @@ from gguf_converter import (
     mamba1,
 )
 from gguf_models import mostly
+from heads_in_process import opened_draft
+from mtp import with_mtp
 from native_models import logits, open_native
 from tiny_models import MIXTURES, TINY, tiny_model
 from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 
+from outrider.kernels.native import NativeFeed
 from outrider.kernels.program import Tensor
 from outrider.kernels.quantised import natural_order
+from outrider.workers.engines.head import HeadEngine
 from outrider.workers.errors import ModelError
+from outrider.workers.messages import Sampling
 from outrider.workers.models.config_file import read_config
 from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
 from outrider.workers.models.formats.gguf.split import read_gguf
 from outrider.workers.models.formats.gguf.tokenizer import gguf_tokenizer
+from outrider.workers.models.head_pairs import has_mtp
 from outrider.workers.models.model_info import read_model_info
 
 # Of A_log a logarithm of its exponential is what comes back.
@@ -797,6 +803,32 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
     unsaid = write(case, tmp_path, prepare=further)
     with pytest.raises(ModelError, match=r"holds 'model\.layers\.2\..*, which no part of this model asks for"):
         open_native(unsaid, "fp32")
+
+
+@pytest.mark.parametrize("type_", ["F32", pytest.param("Q8_0", marks=pytest.mark.slow)])
+def test_a_layer_for_multi_token_prediction_is_a_draft(type_: str, tmp_path: Path) -> None:
+    """As the checkpoint's is that the file was made from."""
+    case = CASES["glm4moe"]
+    with_mtp("glm4-moe", tmp_path)
+    metadata = case.metadata | {"block_count": 3, "nextn_predict_layers": 1}
+    path = convert(tmp_path, tmp_path / "m.gguf", case.architecture, metadata, mostly(type_, "F32"), case.prepare)
+    names = {each.name for each in gguf.GGUFReader(path).tensors}
+    assert {"blk.2.nextn.eh_proj.weight", "blk.2.nextn.embed_tokens.weight"} <= names
+    assert has_mtp(path)
+    proposed = []
+    for model in (tmp_path, path):
+        engine = opened_draft(model / "mtp", model, "fp32").engine
+        assert isinstance(engine, HeadEngine)
+        row = engine.model.open(Sampling(), 8)
+        engine.model.skip(row, [3])
+        states = np.random.default_rng(0).standard_normal((7, 96)).astype(np.float32).view(np.uint32) >> 16
+        feed = NativeFeed(row, [5, 7, 9, 11, 13, 17, 19], choose=7, logits=7, given=states.astype(np.uint16))
+        proposed.append(engine.model.forward([feed])[0].logits)
+    if type_ == "F32":
+        np.testing.assert_array_equal(proposed[0], proposed[1])
+    else:
+        assert np.abs(proposed[0] - proposed[1]).max() < 0.05 * np.abs(proposed[0]).max()
+        opened_draft(path / "mtp", path, "w8a8")
 
 
 @pytest.mark.one_in(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ from outrider.workers.messages import ModelSpec, Sampling
 from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.families import build_mtp, build_program
 from outrider.workers.models.head_pairs import has_mtp
-from outrider.workers.models.model_info import read_model_info
+from outrider.workers.models.model_info import find, read_model_info
 from outrider.workers.models.mtp import BY_NUMBER, COPIES, LAYOUTS, model_named, model_of, mtp_layer, mtp_path
 from outrider.workers.models.opening import native_supports, open_model
 from outrider.workers.models.outlier_channels import norm_groups
+from outrider.workers.models.preparation import prepare_pair
 from outrider.workers.precisions import PRECISIONS
 from outrider.workers.quantising.quantiser import Wanted, quantise
 
@@ -261,6 +263,21 @@ def test_a_layer_that_is_not_what_the_configuration_says_is_refused(tmp_path: Pa
     read_program(Path(mtp_path(str(tmp_path))), PRECISIONS["w4a8"])
     rewritten(tmp_path, without("mtp.norm.weight"))
     assert 'lacks the weight "mtp.norm.weight"' in refusal(tmp_path)
+
+
+def test_a_layer_that_cannot_be_read_is_no_draft_by_itself(tmp_path: Path) -> None:
+    with_mtp(DENSE, tmp_path, vocab_size=4096)
+    for file in find("pocket").glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    _, draft, name, notes = prepare_pair(str(tmp_path), "auto")
+    assert draft is not None
+    assert (draft.family, name, notes) == ("mtp", "mtp+suffix", [])
+    rewritten(tmp_path, without("mtp.norm.weight"))
+    _, draft, name, notes = prepare_pair(str(tmp_path), "auto")
+    assert (draft, name) == (None, "suffix")
+    assert "the usual draft cannot be used, proposing by suffix instead: " in notes[0]
+    with pytest.raises(ModelError, match=r'lacks the weight "mtp\.norm\.weight"'):
+        prepare_pair(str(tmp_path), "mtp")
 
 
 @pytest.mark.parametrize("key", ["layer_types", "mtp_layer_types", "num_hidden_layers", "mlp_layer_types"])

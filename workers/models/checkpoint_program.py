@@ -20,6 +20,7 @@ from outrider.workers.models.families.mistral_large4 import FREQUENCY_FACTORS, f
 from outrider.workers.models.families.mixtures import FUSED
 from outrider.workers.models.formats.configuration import Compressed
 from outrider.workers.models.formats.exact_storage import AsInCheckpoint, FloatCodes
+from outrider.workers.models.formats.gguf.checkpoint import GgufCheckpoint
 from outrider.workers.models.formats.mlx import Mlx
 from outrider.workers.models.formats.mlx_families import FIRST_HEAD
 from outrider.workers.models.formats.modelopt import ModelOpt
@@ -36,7 +37,7 @@ from outrider.workers.models.formats.unexpected_tensors import (
 )
 from outrider.workers.models.head_checkpoint import head_program, own_layer
 from outrider.workers.models.heads import read_head
-from outrider.workers.models.mtp import model_of
+from outrider.workers.models.mtp import MtpLayer, model_of
 from outrider.workers.models.tied_head import has_untied_head
 from outrider.workers.precisions import Precision, rounding
 
@@ -145,7 +146,7 @@ def _read_program(
         program = _with_whole_norms(program)
     factors = frequency_factors(values)
     asked = {name for source in (*sources, *([factors] if factors else [])) for name in checkpoint.parts(source)}
-    left = {name for name in checkpoint.names if layer is None or layer.holds(name)} - asked
+    left = (set(checkpoint.names) if layer is None else _of_layer(checkpoint, layer)) - asked
     passed_over = [of_shared_keys, of_indexers, of_cross_attention, of_vision_experts, of_idle_experts]
     passed_over += [of_further_layer, of_mtp] if layer is None else []
     left = {name for name in left if not any(is_so(name, values) for is_so in passed_over)}
@@ -161,6 +162,13 @@ def _read_program(
             counted[source in apart][matrix.scheme] += 1
     kept, dequantised = (tuple(each.most_common()) for each in counted)
     return CheckpointProgram(program, checkpoint.quantisation.name, kept, dequantised)
+
+
+def _of_layer(checkpoint: Checkpoint, layer: MtpLayer) -> set[str]:
+    """The names of an MTP layer's own tensors."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        return set(checkpoint.names_of_further(layer.target_layers))
+    return set(filter(layer.holds, checkpoint.names))
 
 
 def _with_whole_norms(program: Program) -> Program:

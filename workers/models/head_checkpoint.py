@@ -88,7 +88,10 @@ def own_layer(checkpoint: Checkpoint, values: Mapping[str, Any], source: str) ->
         raise ModelError(f"{source}: multi-token prediction (--draft mtp) is not supported for MLX's checkpoints")
     projection = layer.name(layer.layout.projection)
     # A quantised projection has codes in place of the weight.
-    if not any(name.startswith(projection.removesuffix("weight")) for name in checkpoint.names):
+    stored = checkpoint.has(projection) or any(
+        name.startswith(projection.removesuffix("weight")) for name in checkpoint.names
+    )
+    if not stored:
         raise ModelError(
             f'{source}: the checkpoint has no layer for multi-token prediction, "{projection}" is missing; leave out '
             "--draft mtp"

@@ -18,6 +18,7 @@ from outrider.workers.constraints.grammars import BadConstraint, shortened, usab
 from outrider.workers.constraints.tool_forms import ToolForm
 from outrider.workers.errors import ModelError
 from outrider.workers.models.chat import refuse_left_out, refuse_unknown, refuse_unsaid
+from outrider.workers.models.checkpoint_program import read_program
 from outrider.workers.models.draft_names import AUTO, LOOKUP, MODEL, MTP, NONE, SUFFIX, WITH_TEXTS, split_draft
 from outrider.workers.models.head_pairs import has_mtp, states_of
 from outrider.workers.models.hub_names import hub_id
@@ -37,6 +38,7 @@ from outrider.workers.models.tokenizer import (
     with_template,
 )
 from outrider.workers.models.tool_detection import conversation_tried, form_of, tools_tried
+from outrider.workers.precisions import PRECISIONS
 
 NO_TOKENS = "the prompt has no tokens"
 # Shorter texts are encoded in a tenth of a second, and their tokens counted.
@@ -139,7 +141,10 @@ def _read_draft(
     """The draft's info; a ModelError where it does not fit the target."""
     draft = mtp_info(target) if name == MTP else read_model_info(name, tell, by_headers)
     if draft.head:
-        return replace(draft, states=states_of(target, draft))
+        draft = replace(draft, states=states_of(target, draft))
+        if draft.family == MTP:  # so that a layer that cannot be read is no draft by itself
+            read_program(Path(draft.path), PRECISIONS["bf16"])
+        return draft
     draft = replace(draft, mask_token=mask_token_of(Path(draft.path)))
     _forget_others(draft)
     loading(draft.path)

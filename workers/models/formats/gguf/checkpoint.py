@@ -60,6 +60,11 @@ class GgufCheckpoint:
         tensors = self._file.tensors.keys() - self._architecture.in_config
         return [name for name in tensors if block_of(name) not in self._further]
 
+    def names_of_further(self, block: int) -> Collection[str]:
+        """The names of a multi-token prediction layer's tensors, without its copies of the embedding and the LM head."""
+        copies = (f"blk.{block}.nextn.embed_tokens.weight", f"blk.{block}.nextn.shared_head_head.weight")
+        return [name for name in self._file.tensors if block_of(name) == block and name not in copies]
+
     def has(self, name: str) -> bool:
         found = stored_name(self._architecture, name) in self._entries
         return found or self._in_two(name) is not None or self._key(name) is not None

@@ -24,6 +24,13 @@ GATE_AND_UP = re.compile(r"(blk\.\d+\.ffn)_gate_up_exps\.weight")
 GATE_OR_UP = re.compile(r"ffn_(?:gate|up)_exps(?=\.weight)")
 # Latent attention: the matrices of all heads' keys, and of their values.
 OF_HEADS = re.compile(r"blk\.\d+\.attn_[kv]_b\.weight")
+# What a layer for multi-token prediction has besides a layer's usual parts.
+OF_MTP = {
+    "enorm.weight": "enorm.weight",
+    "hnorm.weight": "hnorm.weight",
+    "eh_proj.weight": "eh_proj.weight",
+    "shared_head.norm.weight": "shared_head_norm.weight",
+}
 # Gemma 3n: a matrix for each stream but the first.
 OF_STREAMS = re.compile(r"altup_(?:unembd_)?proj\.weight")
 # Tensors whose dimensions differ between files and families (``_family_shape``): SHARED_GATE is a vector in files and a
@@ -60,6 +67,8 @@ def stored_name(architecture: Architecture, name: str) -> str:
     """GGUF's name of a family's tensor; the same name where GGUF has none."""
     layer, part = part_of(architecture, name)
     names = architecture.parts if layer else architecture.whole
+    if layer and part in OF_MTP:
+        return f"blk.{layer}.nextn.{OF_MTP[part]}"
     before = f"blk.{layer}." if layer else ""
     if layer and (expert := EXPERT.fullmatch(part)):
         return _of_expert(f"{before}ffn_{expert[2]}_exps.{expert[3]}", int(expert[1]))
