@@ -27,6 +27,7 @@ from outrider.workers.models.draft_names import MTP, WITH_TEXTS
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.hub_gguf import of_hub
 from outrider.workers.models.model_info import POCKETS
+from outrider.workers.models.mtp import model_of
 
 Result = TypeVar("Result")
 Client = TypeVar("Client")
@@ -90,6 +91,7 @@ def absolute_model(name: str) -> str:
     try:
         path = Path(model).expanduser()
         is_here = path.is_dir() or path.is_symlink() or (is_gguf(path) and of_hub(model) is None)
+        is_here = is_here or model_of(path) is not None
     except (OSError, RuntimeError):  # a name too long, or an unknown home: opening the model will report it
         return name
     if model in (*POCKETS, MTP) or not is_here:

@@ -226,6 +226,25 @@ def test_mtp_below_a_model_names_its_layer(tmp_path: Path) -> None:
     assert model_named(str(tmp_path / "model" / "mtp")) == str(tmp_path / "model")
     (tmp_path / "mtp").mkdir()
     assert model_of(tmp_path / "mtp") is model_named(str(tmp_path / "mtp")) is None, "a directory of that name"
+    assert model_named(f"{tmp_path}/model/mtp/") == str(tmp_path / "model")
+    assert mtp_path("model/") == "model/mtp"
+
+
+def test_names_below_the_home_directory_and_impossible_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_tiny("qwen3", tmp_path / "models" / "mtp")
+    assert model_named("~/models/mtp") is None, "a directory of that name"
+    assert model_named("~/models/mtp/mtp") == "~/models/mtp"
+    with pytest.raises(ModelError, match="does not exist"):
+        read_model_info(f"{tmp_path}/{'a' * 300}/mtp")
+
+
+@pytest.mark.parametrize("section", [{"quant_method": "aqlm"}, {"quant_method": "gptq"}, 5])
+def test_a_quantised_checkpoint_that_only_transformers_may_read_has_no_usual_draft(tmp_path: Path, section: object) -> None:
+    with_mtp(DENSE, tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": section}))
+    assert not has_mtp(tmp_path)
 
 
 # What is refused

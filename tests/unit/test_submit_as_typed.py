@@ -51,6 +51,7 @@ def test_a_directory_and_a_link_that_leads_nowhere_are_said_in_full(
     assert absolute_model("model+lookup") == f"{tmp_path}/model+lookup"
     assert absolute_model("model+suffix") == f"{tmp_path}/model+suffix"
     assert absolute_model("loop") == f"{tmp_path}/loop"
+    assert absolute_model("model/mtp+suffix") == f"{tmp_path}/model/mtp+suffix", "its layer for multi-token prediction"
 
 
 @pytest.mark.parametrize("address", ["http://", "x:y", "[::1", "ftp://a", "a" * 300, "a..b"])

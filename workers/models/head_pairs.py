@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +46,16 @@ def states_of(target: ModelInfo, draft: ModelInfo) -> tuple[int, ...]:
 
 
 def has_mtp(model: Path) -> bool:
-    """Whether the checkpoint has a layer for multi-token prediction that can be a draft."""
+    """Whether the checkpoint has a layer for multi-token prediction that can be a draft. Not one that the native engine
+    does not read."""
     values, source = read_config(model), str(config_path(model))
     if str(values.get("model_type")) not in LAYOUTS or weight_files(model)[0].suffix == ".bin":
         return False
-    checkpoint = open_checkpoint(model)
     try:
-        own_layer(checkpoint, values, source)
+        with closing(open_checkpoint(model)) as checkpoint:
+            own_layer(checkpoint, values, source)
     except ModelError:
         return False
-    finally:
-        checkpoint.close()
     return True
 
 

@@ -9,6 +9,7 @@ as many tokens as are wanted: a draft that comes with the target (``--draft mtp`
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -139,15 +140,21 @@ class MtpLayer:
 
 def mtp_path(model: str) -> str:
     """The path, or name, of a model's MTP layer."""
-    return f"{model}/{FOLDER}"
+    return f"{model.rstrip('/')}/{FOLDER}"
 
 
 def model_named(name: str) -> str | None:
     """The name of the model whose MTP layer is named so; None where the name is that of a model, such as OWNER/mtp."""
+    name = name.rstrip("/")
     model = name.removesuffix(f"/{FOLDER}")
-    if model == name or Path(name).exists():
+    if model == name or _exists(name):
         return None
-    return model if "/" in model or Path(model).exists() else None
+    return model if "/" in model or _exists(model) else None
+
+
+def _exists(name: str) -> bool:
+    """False also for what can be no path."""
+    return os.path.lexists(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises where a home is unknown)
 
 
 def model_of(path: str | Path) -> Path | None:
