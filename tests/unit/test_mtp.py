@@ -201,6 +201,15 @@ def test_a_quantised_model_keeps_its_layer(tmp_path: Path, family: str, bits: in
     assert verifier.counters.accepted > 0.2 * verifier.counters.tokens
 
 
+def test_a_layer_that_cannot_be_read_is_not_copied(tmp_path: Path) -> None:
+    """It would be found at the end of hours of work."""
+    path, out = tmp_path / "model", tmp_path / "out"
+    with_mtp(DENSE, path)
+    rewritten(path, without("mtp.norm.weight"))
+    quantise(Wanted(str(path), str(out), 4, "rtn", None, (), read_model_info(str(path)).digest), lambda text: None)
+    assert not any(name.startswith("mtp.") for name in stored_in(out))
+
+
 @pytest.mark.parametrize("family", ONE)
 def test_keys_that_a_configuration_leaves_out_change_nothing(family: str) -> None:
     """Of layers by their numbers: their defaults are those of a whole model, of which the layer is no part."""

@@ -265,13 +265,15 @@ def _mtp_tensors(checkpoint: Checkpoint, values: Mapping[str, Any], source: Path
     file = str(source / "config.json")
     if values.get("model_type") not in LAYOUTS:
         return []
+    of_model = {part.name for weight in program.weights for part in weight.sources}
     try:
         layer = build_mtp(own_layer(checkpoint, values, file), Format.BF16, source=file)
+        named = dict.fromkeys(part for weight in layer.weights for part in weight.sources if part.name not in of_model)
+        for part in named:
+            checkpoint.check(part)
     except ModelError:
         return []
-    of_model = {part.name for weight in program.weights for part in weight.sources}
-    named = dict.fromkeys(part for weight in layer.weights for part in weight.sources)
-    return [replace(part, rows=(), transposed=False) for part in named if part.name not in of_model]
+    return [replace(part, rows=(), transposed=False) for part in named]
 
 
 def _by_itself(values: Mapping[str, Any]) -> dict[str, Any]:
