@@ -625,6 +625,20 @@ def test_mistral_large_4_by_transformers_names_and_without_its_factors_of_rope(t
         check_weights(str(tmp_path), "native")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1000.0])
+def test_factors_of_rope_beyond_float32_are_refused(value: float, tmp_path: Path) -> None:
+    """1000 gave a finite factor of another size, and NaN a warning of NumPy's before each row failed."""
+    tiny_model("mistral-large-4-own").save_pretrained(tmp_path)
+
+    def changed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        [name] = [name for name in tensors if name.endswith("alpha")]
+        return tensors | {name: tensors[name].index_fill(0, torch.tensor(1), value)}
+
+    rewritten(tmp_path, changed)
+    with pytest.raises(ModelError, match=rf'rope cannot be computed where "model\.rotary_emb\.alpha" holds {value}$'):
+        check_weights(str(tmp_path), "native")
+
+
 def test_step_3_7_s_own_configuration_says_the_same_model() -> None:
     """Lists that go on with layers for further tokens, rope layer by layer, other names, the layers with experts in a
     string."""

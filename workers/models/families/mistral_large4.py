@@ -31,6 +31,9 @@ KIND = "mistral_large4_text"
 # checkpoint_program.py sets this key to the logarithms of the factors by which rope's frequencies are multiplied: the
 # checkpoint has them as a tensor, and no operation reads them.
 FREQUENCY_FACTORS = "rope_frequency_factors"
+FACTORS = "model.rotary_emb.alpha"
+# The exponentials of larger ones are beyond float32.
+LARGEST_LOGARITHM = 88.0
 # What transformers takes where a configuration has no rope.
 ROPE = {
     "rope_type": "yarn",
@@ -52,7 +55,7 @@ def frequency_factors(values: Mapping[str, Any]) -> Tensor | None:
     """The tensor of ``FREQUENCY_FACTORS`` in this family's checkpoints; None for other families."""
     if values.get("model_type") != KIND:
         return None
-    return Tensor("model.rotary_emb.alpha", (Config(values).size("qk_rope_head_dim", 64) // 2,))
+    return Tensor(FACTORS, (Config(values).size("qk_rope_head_dim", 64) // 2,))
 
 
 def mistral_large4(config: Config, begin: Begin) -> Program:
@@ -79,7 +82,7 @@ def mistral_large4(config: Config, begin: Begin) -> Program:
     sources = _sources(config, turns)
     turning = read_latent(config, sizes, query_rank=None, plain=64, value=128, usual=ROPE)
     turning = replace(turning, epsilon=sizes.epsilon, position_factors=True, sources=sources)
-    turning = replace(turning, rope=_stretched(turning.rope, config.get(FREQUENCY_FACTORS)))
+    turning = replace(turning, rope=_stretched(config, turning.rope, config.get(FREQUENCY_FACTORS)))
     still = replace(turning, plain=turning.plain + turning.turned, turned=0, rope=None)
     # Keys and values are shared between layers of one kind alone.
     attention = {True: latent_attention(sizes, turning), False: latent_attention(sizes, still)}
@@ -120,9 +123,11 @@ def _sources(config: Config, turns: Sequence[bool]) -> list[int]:
     return list(sources)
 
 
-def _stretched(rope: Rope | None, logarithms: Sequence[float] | None) -> Rope | None:
+def _stretched(config: Config, rope: Rope | None, logarithms: Sequence[float] | None) -> Rope | None:
     """Without a checkpoint, as where a model's size is told from its configuration, there are no factors."""
     if rope is None or logarithms is None:
         return rope
+    if beyond := [each for each in logarithms if not each <= LARGEST_LOGARITHM]:  # NaN, too
+        raise ModelError(f'{config.source}: rope cannot be computed where "{FACTORS}" holds {beyond[0]}')
     factors = arithmetic.exp(np.array(logarithms, np.float64)).astype(np.float32)
     return replace(rope, frequencies=tuple(map(float, np.array(rope.frequencies, np.float32) * factors)))
