@@ -68,7 +68,7 @@ def log(x: Float64Array) -> Float64Array:
 
 
 def exp(x: Float64Array) -> Float64Array:
-    """e to the x for x <= 0; zero below ``EXP_FLOOR``."""
+    """e to the x for x up to 700; zero below ``EXP_FLOOR``."""
     clipped = np.maximum(np.asarray(x, dtype=np.float64), EXP_FLOOR)
     power = np.rint(clipped * LOG2_E)
     rest = (clipped - power * LN2_HIGH) - power * LN2_LOW

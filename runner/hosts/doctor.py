@@ -215,10 +215,9 @@ def _packed_weights(files: MachineFiles) -> Iterator[Check]:
             "packed weights", WRONG, str(refusal), "export OUTRIDER_CACHE=/a/folder OUTRIDER_CACHE_GB=50, or unset both"
         )
         return
-    there = next(each for each in (folder, *folder.parents) if each.exists())
     if limit == 0:
         yield Check("packed weights", OK, "are not kept (OUTRIDER_CACHE_GB=0): each start packs them")
-    elif not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    elif not _can_be_made(folder):
         yield Check(
             "packed weights",
             BETTER,
@@ -227,6 +226,15 @@ def _packed_weights(files: MachineFiles) -> Iterator[Check]:
         )
     else:
         yield Check("packed weights", OK, f"kept in {folder}")
+
+
+def _can_be_made(folder: Path) -> bool:
+    """Whether files can be written into this folder, or it can be made."""
+    try:
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+    except OSError:  # too long a name, or within a folder of another user's
+        return False
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def _core_leases(files: MachineFiles) -> Iterator[Check]:

@@ -85,8 +85,11 @@ def test_a_cache_of_packed_weights_that_cannot_be_kept_is_named(
     assert check(files, "packed weights").state == OK
     monkeypatch.delenv("OUTRIDER_CACHE_GB")
     (tmp_path / "file").touch()
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "in it"))
-    assert check(files, "packed weights").state == BETTER
+    for place in (tmp_path / "file" / "in it", tmp_path / ("long" * 100)):
+        monkeypatch.setenv("OUTRIDER_CACHE", str(place))
+        unkept = check(files, "packed weights")
+        assert (unkept.state, unkept.found) == (BETTER, f"{place} cannot be written: each start packs them")
+        assert unkept.mend
 
 
 def test_every_line_has_a_state_and_every_wrong_one_a_remedy() -> None:
