@@ -60,6 +60,15 @@ def choose_models(
     return target_model, replace(draft_model, mask_token=draft.mask_token)
 
 
+def without_unusable(
+    spec: Options, draft: ModelInfo | None, draft_model: ModelSpec | None, draft_name: str
+) -> tuple[ModelInfo | None, str]:
+    """The draft and its name; None and what finds candidates in texts where the usual draft cannot run."""
+    if draft is None or draft_model is not None or spec.draft_tokens == 0:
+        return draft, draft_name
+    return None, draft_name.removeprefix(MTP).removeprefix("+") or LOOKUP
+
+
 def _devices(spec: Options) -> tuple[str, ...]:
     return tuple(device.strip() for device in spec.devices.split(",") if device.strip())
 

@@ -30,6 +30,7 @@ from outrider.runner.model_choice import (
     memory_of_pair,
     placement_request_of,
     replica_spec_of,
+    without_unusable,
 )
 from outrider.runner.options.job import JobSpec
 from outrider.runner.planning.allowance import available_bytes
@@ -42,7 +43,6 @@ from outrider.runner.report.display import Watcher
 from outrider.runner.report.report import drop_damaged_statistics
 from outrider.workers.errors import JobChangedError, OldAnswersError, PlacementError, UsageError
 from outrider.workers.messages import ModelSpec
-from outrider.workers.models.draft_names import LOOKUP, MTP
 from outrider.workers.models.model_info import ModelInfo
 
 MOST_NAMES = 20
@@ -98,8 +98,7 @@ def prepare_models(spec: JobSpec, tokenizer_process: TokenizerProcess, say: Call
     for note in notes:
         say(f"note: {note}")
     target_model, draft_model = choose_models(spec, target, draft, tokenizer_process, say)
-    if draft_model is None and draft is not None and spec.draft_tokens != 0:
-        draft, draft_name = None, draft_name.removeprefix(MTP).removeprefix("+") or LOOKUP
+    draft, draft_name = without_unusable(spec, draft, draft_model, draft_name)
     memory = memory_of_pair((target, target_model), (draft, draft_model), spec, draft_name, tokenizer_process)
     return PreparedModels(target, draft, draft_name, target_model, draft_model, memory)
 

@@ -34,6 +34,7 @@ from outrider.runner.model_choice import (
     memory_of_pair,
     placement_request_of,
     replica_spec_of,
+    without_unusable,
 )
 from outrider.runner.options.bench import BenchSpec
 from outrider.runner.planning.free_cores import plan_on_free_cores
@@ -152,6 +153,7 @@ def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> BenchSetup:
         for note in notes:
             say(f"note: {note}")
         target_model, draft_model = choose_models(spec, target, draft, tokenizer_process, say)
+        draft, draft_name = without_unusable(spec, draft, draft_model, draft_name)
         memory = memory_of_pair((target, target_model), (draft, draft_model), spec, draft_name, tokenizer_process)
     longest = max(len(example.prompt) + example.new_tokens for example in made)
     if draft is not None and draft.context < longest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from unittest import mock
 import pytest
 from built_once import CliRunner
 from fakes import END, FakeEngine, Nonsense, hashed
+from mtp import with_mtp
 from test_verifier import finish, verifier
 
 from outrider.runner import continued
@@ -33,7 +35,7 @@ from outrider.runner.writable import check_file
 from outrider.workers.errors import JobError, LeaseError, UsageError
 from outrider.workers.messages import ModelSpec, Row, RowResult, Sampling
 from outrider.workers.models.hub_names import hub_id
-from outrider.workers.models.model_info import ModelInfo
+from outrider.workers.models.model_info import ModelInfo, find
 from outrider.workers.models.model_memory import ModelMemory
 from outrider.workers.models.preparation import choose_draft
 
@@ -199,6 +201,18 @@ def test_a_comparison_needs_something_to_compare() -> None:
     for spec in (BenchSpec(compare=True, draft="none"), BenchSpec(compare=True, draft_tokens=0)):
         with pytest.raises(UsageError, match="--compare measures plain and assisted"):
             bench_module.bench(spec)
+
+
+@pytest.mark.slow
+def test_a_usual_draft_that_cannot_run_is_lookup_instead(tmp_path: Path) -> None:
+    """Not a comparison of plain generation with itself: only the native engine runs layers for multi-token prediction."""
+    with_mtp("qwen3-5", tmp_path, vocab_size=4096)
+    for file in find("pocket").glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    said: list[str] = []
+    setup = bench_module._prepare(BenchSpec(model=str(tmp_path), engine="hf", new_tokens=(4,)), said.append)
+    assert (setup.draft, setup.draft_model, setup.draft_name) == (None, None, "lookup")
+    assert any("only the native engine runs multi-token prediction" in sentence for sentence in said)
 
 
 def test_files_that_cannot_be_written_are_found_out_first(tmp_path: Path) -> None:
