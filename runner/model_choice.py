@@ -25,6 +25,11 @@ FEWEST_CORES_TO_SPLIT = 4
 OWN_PRECISION = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
+def may_be_native(spec: Options) -> bool:
+    """Whether the options leave both target and draft to the native engine."""
+    return spec.engine != "hf" and spec.fast_attention and not any(on_accelerator(_devices(spec)))
+
+
 def choose_models(
     spec: Options,
     target: ModelInfo,

@@ -27,6 +27,7 @@ from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.model_choice import (
     choose_models,
     is_movable,
+    may_be_native,
     memory_of_pair,
     placement_request_of,
     replica_spec_of,
@@ -94,7 +95,7 @@ class PreparedModels:
 
 
 def prepare_models(spec: JobSpec, tokenizer_process: TokenizerProcess, say: Callable[[str], None]) -> PreparedModels:
-    target, draft, draft_name, notes = tokenizer_process.prepare_pair(spec.model, spec.draft, say)
+    target, draft, draft_name, notes = tokenizer_process.prepare_pair(spec.model, spec.draft, say, may_be_native(spec))
     for note in notes:
         say(f"note: {note}")
     target_model, draft_model = choose_models(spec, target, draft, tokenizer_process, say)

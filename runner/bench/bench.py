@@ -31,6 +31,7 @@ from outrider.runner.job.tokenizer_process import TokenizerProcess
 from outrider.runner.model_choice import (
     choose_models,
     is_movable,
+    may_be_native,
     memory_of_pair,
     placement_request_of,
     replica_spec_of,
@@ -148,7 +149,7 @@ def _prepare(spec: BenchSpec, say: Callable[[str], None]) -> BenchSetup:
         raise UsageError("--replicas: the benchmark measures one pair of target and draft")
     with TokenizerProcess() as tokenizer_process:
         wanted = USUAL_DRAFT if spec.draft == AUTO else spec.draft
-        target, draft, draft_name, notes = tokenizer_process.prepare_pair(spec.model, wanted, say)
+        target, draft, draft_name, notes = tokenizer_process.prepare_pair(spec.model, wanted, say, may_be_native(spec))
         made = examples(spec.task, spec.lengths, spec.new_tokens, target, tokenizer_process)
         for note in notes:
             say(f"note: {note}")

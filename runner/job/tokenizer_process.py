@@ -78,10 +78,11 @@ class TokenizerProcess:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def prepare_pair(
-        self, target: str, draft: str, say: Callable[[str], None] = lambda text: None
+        self, target: str, draft: str, say: Callable[[str], None] = lambda text: None, native: bool = True
     ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
-        """Target, draft, the draft's name, and notes; ``say`` gets messages about what takes long."""
-        return self._answer_with_messages(lambda: self._begin(_prepare_pair, target, draft), say)
+        """Target, draft, the draft's name, and notes; ``say`` gets messages about what takes long. ``native``: whether both
+        may run on the native engine."""
+        return self._answer_with_messages(lambda: self._begin(_prepare_pair, target, draft, native), say)
 
     def prepare_scoring(
         self, model: str, against: str | None, say: Callable[[str], None] = lambda text: None
@@ -282,9 +283,9 @@ class PlanningProcess(TokenizerProcess):
     """For ``outrider topology --plan``: uses headers and configurations only; downloads, reads and tries no weights."""
 
     def prepare_pair(
-        self, target: str, draft: str, say: Callable[[str], None] = lambda text: None
+        self, target: str, draft: str, say: Callable[[str], None] = lambda text: None, native: bool = True
     ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
-        return self._answer_with_messages(lambda: self._begin(_prepare_pair, target, draft, by_headers=True), say)
+        return self._answer_with_messages(lambda: self._begin(_prepare_pair, target, draft, native, by_headers=True), say)
 
     def check_hf_runs(self, model_info: ModelInfo, fast_attention: bool) -> None:
         """Not checked for a plan."""
@@ -338,10 +339,12 @@ def _tell_of_reading(size: int) -> None:
 
 
 # The functions below run in the tokenizer process. What they import loads transformers, so they import it when called.
-def _prepare_pair(target: str, draft: str, by_headers: bool = False) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
+def _prepare_pair(
+    target: str, draft: str, native: bool, by_headers: bool = False
+) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
     from outrider.workers.models.preparation import prepare_pair
 
-    return prepare_pair(target, draft, _tell_of_reading, lambda path: _messages.send(Path(path)), by_headers)
+    return prepare_pair(target, draft, _tell_of_reading, lambda path: _messages.send(Path(path)), by_headers, native)
 
 
 def _prepare_scoring(model: str, against: str | None) -> tuple[ModelInfo, ModelInfo | None]:

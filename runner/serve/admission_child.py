@@ -25,6 +25,7 @@ from outrider.runner.job.requests import RowError, frame_of
 from outrider.runner.job.results import message_of
 from outrider.runner.job.source import Source
 from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.model_choice import may_be_native
 from outrider.runner.options.job import JobSpec
 from outrider.runner.options.option import build_options
 from outrider.runner.prepare_job import ShownNames, prepare
@@ -86,7 +87,7 @@ def _get_ready(models: list[dict[str, Any]], helper: TokenizerProcess) -> None:
     for options in models:
         spec = build_options(JobSpec, options)
         with suppress(OutriderError):
-            helper.prepare_pair(spec.model, spec.draft)
+            helper.prepare_pair(spec.model, spec.draft, native=may_be_native(spec))
 
 
 def _admitted(asked: Message, line: Link, helper: TokenizerProcess) -> Message:

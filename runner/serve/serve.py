@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from outrider.runner.job.tokenizer_process import TokenizerProcess
+from outrider.runner.model_choice import may_be_native
 from outrider.runner.options.job import JobSpec
 from outrider.runner.options.serve import ServeSpec
 from outrider.runner.printable import printable
@@ -115,7 +116,7 @@ def _check_models(specs: Mapping[str, JobSpec]) -> None:
     """Refuse models that cannot be used before the server starts."""
     with TokenizerProcess() as tokenizer_process:
         for spec in specs.values():
-            for note in tokenizer_process.prepare_pair(spec.model, spec.draft, _say)[3]:
+            for note in tokenizer_process.prepare_pair(spec.model, spec.draft, _say, may_be_native(spec))[3]:
                 _say(f"note: {note}")
 
 

@@ -67,7 +67,9 @@ class FakeTokenizerProcess:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def prepare_pair(self, target: str, draft: str, say: Callable[[str], None]) -> tuple[ModelInfo, None, str, list[str]]:
+    def prepare_pair(
+        self, target: str, draft: str, say: Callable[[str], None], native: bool = True
+    ) -> tuple[ModelInfo, None, str, list[str]]:
         return MODEL_INFO, None, "none", []
 
     def check_unchanged(self, model_info: ModelInfo) -> None:

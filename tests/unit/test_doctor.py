@@ -325,7 +325,7 @@ class WillingProcess(Willing):
         return None if model.engine == "hf" else ModelMemory(weights, 1 << 20, 0, 6144, 256)
 
     def prepare_pair(
-        self, target: str, draft: str, say: Callable[[str], None]
+        self, target: str, draft: str, say: Callable[[str], None], native: bool = True
     ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
         found = replace(DRAFT, name=target, path=f"/models/{target}", weight_bytes=1 << 30)
         if draft in ("none", "lookup", "suffix"):

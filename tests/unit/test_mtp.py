@@ -300,6 +300,7 @@ def test_a_layer_that_cannot_be_read_is_no_draft_by_itself(tmp_path: Path) -> No
     _, draft, name, notes = prepare_pair(str(tmp_path), "auto")
     assert draft is not None
     assert (draft.family, name, notes) == ("mtp", "mtp+suffix", [])
+    assert prepare_pair(str(tmp_path), "auto", native=False)[1:] == (None, "suffix", []), "where it could not run"
     rewritten(tmp_path, without("mtp.norm.weight"))
     _, draft, name, notes = prepare_pair(str(tmp_path), "auto")
     assert (draft, name) == (None, "suffix")

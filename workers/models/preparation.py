@@ -92,11 +92,13 @@ def prepare_pair(
     tell: Callable[[int], None] = lambda size: None,
     loading: Callable[[str], None] = lambda path: None,
     by_headers: bool = False,
+    native: bool = True,
 ) -> tuple[ModelInfo, ModelInfo | None, str, list[str]]:
     """The target's and the draft's info (None: no model), the draft's name, and notes for the user.
 
     ``tell`` is called with the bytes of weights that take long to read; ``loading`` with a model's path before its
     tokenizer is loaded, since a bad one may end this process. ``by_headers`` is for a plan, as in ``read_model_info``.
+    ``native``: whether both may run on the native engine, as a layer for multi-token prediction does alone.
     """
     draft_name, beside = split_draft(draft_name)
     target = read_model_info(target_name, tell, by_headers)
@@ -112,7 +114,7 @@ def prepare_pair(
         else:
             notes.append(f"proposing without suffix, which cannot be used: {reason}")
     usual = draft_name in (AUTO, MODEL)
-    wanted = draft_name if not usual else MTP if has_mtp(Path(target.path)) else choose_draft(target)
+    wanted = draft_name if not usual else MTP if native and has_mtp(Path(target.path)) else choose_draft(target)
     # Without a model, candidates come from texts.
     from_texts = WITH_TEXTS.get(beside, LOOKUP)
     if SUFFIX in (wanted, from_texts) and (reason := why_unusable()) is not None:
