@@ -89,8 +89,8 @@ class Race:
             for each in asked.drafts
             if (model := model_and_word(each)[0])
         }
-        target_info = read_model_info(path)
-        heads = [info for each in paths.values() if (info := read_model_info(each)).head]
+        target_info = read_model_info(str(path))
+        heads = [info for each in paths.values() if (info := read_model_info(str(each))).head]
         states = {states_of(target_info, head) for head in heads}
         if len(states) > 1:
             raise SystemExit("--drafts: heads that read different layers of the target run one at a time")
@@ -103,7 +103,7 @@ class Race:
         self._drafts = {name: self._open(each, path) for name, each in paths.items()}
 
     def _open(self, path: Path, target: Path) -> Opened:
-        head = read_model_info(path).head
+        head = read_model_info(str(path)).head
         mask_token = None if head else mask_token_of(path)
         spec = ModelSpec(
             str(path),

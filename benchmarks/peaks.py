@@ -7,6 +7,7 @@ Compiles peaks.c for this machine (a C compiler is needed) and runs it on all th
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import subprocess
@@ -71,6 +72,7 @@ class Peaks:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     cores = sorted(os.sched_getaffinity(0))
     peaks = Peaks(cores)
     gflops, gmacs = (sorted(measure() for _ in range(20)) for measure in (peaks.fma_gflops, peaks.int8_gmacs))

@@ -5,6 +5,7 @@ python benchmarks/stream.py
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Sequence
@@ -57,6 +58,7 @@ class Stream:
 
 def main() -> None:
     """The best of many readings, for docs and for comparing readers."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     cores = sorted(os.sched_getaffinity(0))
     stream = Stream(cores)
     turns = [[stream.one_way(streams) for streams in WAYS] for _ in range(20)]

@@ -126,7 +126,10 @@ def gptq(bits: int, less: int, ordered: bool = False, group: int = GROUP) -> Cal
 
 
 # Modules with the same input, whose columns GPTQ therefore permutes alike.
-ALIKE = (("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj", "w1", "w3"))
+ALIKE = (
+    ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"),
+    ("gate_proj", "up_proj", "linear_gate", "w1", "w3"),
+)
 
 
 def _input_of(module: str) -> int:

@@ -210,7 +210,7 @@ def test_a_usual_draft_that_cannot_run_is_lookup_instead(tmp_path: Path) -> None
     for file in find("pocket").glob("tokenizer*"):
         shutil.copy(file, tmp_path)
     said: list[str] = []
-    setup = bench_module._prepare(BenchSpec(model=str(tmp_path), engine="hf", new_tokens=(4,)), said.append)
+    setup = bench_module._prepare(BenchSpec(model=str(tmp_path), precision="fp16", new_tokens=(4,)), said.append)
     assert (setup.draft, setup.draft_model, setup.draft_name) == (None, None, "lookup")
     assert any("only the native engine runs multi-token prediction" in sentence for sentence in said)
 

@@ -101,6 +101,7 @@ def pairs() -> Iterator[object]:
             "kv_lora_rank",
             "global_head_dim",
             "num_attention_heads_per_layer",
+            "num_sliding_attention_heads",
             "mamba_num_heads",
             "mamba_n_heads",
         }  # (gates have a row for each head)
