@@ -114,7 +114,7 @@ def prepare_pair(
         else:
             notes.append(f"proposing without suffix, which cannot be used: {reason}")
     usual = draft_name in (AUTO, MODEL)
-    wanted = draft_name if not usual else MTP if native and has_mtp(Path(target.path)) else choose_draft(target)
+    wanted = _usual_draft(target, native) if usual else draft_name
     # Without a model, candidates come from texts.
     from_texts = WITH_TEXTS.get(beside, LOOKUP)
     if SUFFIX in (wanted, from_texts) and (reason := why_unusable()) is not None:
@@ -135,6 +135,11 @@ def prepare_pair(
         note = f"the usual draft cannot be used, proposing by {from_texts} instead: {error}"
         return target, None, from_texts, [*notes, note]
     return target, draft, wanted + beside, notes
+
+
+def _usual_draft(target: ModelInfo, native: bool) -> str:
+    """The target's own layer where it has one, or its family's draft."""
+    return MTP if native and has_mtp(Path(target.path)) else choose_draft(target)
 
 
 def _read_draft(
