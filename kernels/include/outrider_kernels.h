@@ -126,8 +126,8 @@ enum outrider_activation {
   OUTRIDER_RELU_SQUARED = 7,
   OUTRIDER_SOFTPLUS = 9,      /* log(1 + e^x) */
   OUTRIDER_CLIP = 8,          /* clamp(x, -cap, cap), without the soft cap; only of LINEAR with an ungated weight */
-  OUTRIDER_RETAINED = 11,     /* sqrt(max(1e-3, sigmoid(-x) * (1 + sigmoid(x)))) = sqrt(1 - sigmoid(x)^2), beside SIGMOID */
   OUTRIDER_BOUNDED_SILU = 10, /* gated, with a cap: min(silu(gate), cap) * clamp(up, -cap, cap) */
+  OUTRIDER_RETAINED = 11,     /* sqrt(max(1e-3, sigmoid(-x) * (1 + sigmoid(x)))) = sqrt(1 - sigmoid(x)^2), beside SIGMOID */
   OUTRIDER_CLAMPED_SWIGLU = 5 /* gated: g = min(gate, cap), u = clamp(up, -cap, cap); g * sigmoid(scale * g) * (u + 1) */
 };
 

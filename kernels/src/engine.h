@@ -124,8 +124,9 @@ struct Engine {
   int32_t cache_format = OUTRIDER_CACHE_BF16;
   int32_t spin_microseconds = -1;
   RecurrencePlan recurrence;
-  bool stepping = false;           // in decode(): its tokens may be taken back by truncation
-  std::vector<int32_t> fed_again;  // [feeds] in run_with_lacking: its first tokens, which restore the row's state
+  bool stepping = false;  // in decode(): its tokens may be taken back by truncation
+  // [feeds] in run_with_lacking, else empty: how many of a feed's first tokens are fed again, to restore its row's recurrent state.
+  std::vector<int32_t> fed_again;
   std::array<GuessRecord, kRepetitionKinds> guess_records;
   std::unique_ptr<Corrections> corrections;    // or null
   std::unique_ptr<Shortlist> shortlist;        // or null

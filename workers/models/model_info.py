@@ -18,6 +18,7 @@ from outrider.workers.models.cached_numbers import cached_numbers
 from outrider.workers.models.config_file import NAME, config_path, quantisation_of, read_config
 from outrider.workers.models.configuration import CONTEXT_KEYS, LONGEST_ROW
 from outrider.workers.models.digests import digest_of
+from outrider.workers.models.draft_names import MTP
 from outrider.workers.models.files import check_describing, holds_tokenizer, read_json, state_of
 from outrider.workers.models.formats.gguf.file import is_gguf
 from outrider.workers.models.formats.gguf.split import files_of, read_gguf
@@ -28,7 +29,7 @@ from outrider.workers.models.hub import Wanted, from_hub
 from outrider.workers.models.hub_gguf import models_among, of_hub, told, wanted_of
 from outrider.workers.models.hub_names import hub_id
 from outrider.workers.models.language_model import TYPES, texts_below
-from outrider.workers.models.mtp import FOLDER, model_named, model_of, mtp_path
+from outrider.workers.models.mtp import model_named, model_of, mtp_path
 from outrider.workers.models.packed_cache import chosen_limit
 from outrider.workers.models.size_check import check_fits
 
@@ -228,7 +229,7 @@ def read_model_info(name: str, tell: Callable[[int], None] = lambda size: None, 
 def mtp_info(model: ModelInfo) -> ModelInfo:
     """Of a model's layer for multi-token prediction, which is a head on its own model's states."""
     name, path = mtp_path(model.name), mtp_path(model.path)
-    return replace(model, name=name, path=path, family=FOLDER, head=True, unfollowed=(), sampling=())
+    return replace(model, name=name, path=path, family=MTP, head=True, unfollowed=(), sampling=())
 
 
 def _refuse_adapter(path: Path) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 from outrider.kernels.program import Tensor
 from outrider.workers.errors import ModelError
+from outrider.workers.models.draft_names import MTP
 
-FOLDER = "mtp"
 # Stands for the target's last norm.
 TARGETS_NORM = "the target's last norm"
 # What is said of a model's layers by their numbers, for the MTP layer.
@@ -49,14 +49,21 @@ class Layout:
 
 
 FIRST, NORM = "model.layers.0.", "model.norm"
-BEHIND = Layout(
-    under="model.layers.{}.",
-    layers=((FIRST, "model.layers.{}."),),
-    embedding_norm="model.layers.{}.enorm",
-    state_norm="model.layers.{}.hnorm",
-    projection="model.layers.{}.eh_proj",
-    last_norm=(NORM, "model.layers.{}.shared_head.norm"),
-)
+
+
+def _with_usual_names(prefix: str, last_norm: str) -> Layout:
+    """That of a layer whose tensors all begin with ``prefix``."""
+    return Layout(
+        under=prefix,
+        layers=((FIRST, prefix),),
+        embedding_norm=f"{prefix}enorm",
+        state_norm=f"{prefix}hnorm",
+        projection=f"{prefix}eh_proj",
+        last_norm=(NORM, f"{prefix}{last_norm}"),
+    )
+
+
+BEHIND = _with_usual_names("model.layers.{}.", "shared_head.norm")
 APART = Layout(
     under="mtp.",
     layers=((FIRST, "mtp.layers.0."),),
@@ -78,22 +85,15 @@ LAYOUTS = {
     "glm_moe_dsa": WITH_EXPERTS,
     "hy_v3": replace(WITH_LISTED_EXPERTS, last_norm=(NORM, "model.layers.{}.final_layernorm")),
     "mellum": replace(APART, changes={"layer_types": [SLIDING]}),
-    "mimo_v2_flash": Layout(
-        under="model.mtp.layers.0.",
-        layers=((FIRST, "model.mtp.layers.0."),),
-        embedding_norm="model.mtp.layers.0.enorm",
-        state_norm="model.mtp.layers.0.hnorm",
-        projection="model.mtp.layers.0.eh_proj",
-        last_norm=(NORM, "model.mtp.layers.0.final_layernorm"),
+    "mimo_v2_flash": replace(
+        _with_usual_names("model.mtp.layers.0.", "final_layernorm"),
         renamed=(("post_attention_layernorm.", "pre_mlp_layernorm."),),
         changes={"layer_types": [SLIDING], "mlp_layer_types": [DENSE]},
     ),
-    "nemotron_h": Layout(
+    "nemotron_h": replace(
+        _with_usual_names("mtp.layers.0.", ""),
         under="mtp.",
         layers=(("backbone.layers.0.", "mtp.layers.0."), ("backbone.layers.1.", "mtp.layers.1.")),
-        embedding_norm="mtp.layers.0.enorm",
-        state_norm="mtp.layers.0.hnorm",
-        projection="mtp.layers.0.eh_proj",
         last_norm=("backbone.norm_f", "mtp.layers.1.final_layernorm"),
         changes={"layers_block_type": [ATTENTION, "moe"]},
     ),
@@ -140,13 +140,13 @@ class MtpLayer:
 
 def mtp_path(model: str) -> str:
     """The path, or name, of a model's MTP layer."""
-    return f"{model.rstrip('/')}/{FOLDER}"
+    return f"{model.rstrip('/')}/{MTP}"
 
 
 def model_named(name: str) -> str | None:
     """The name of the model whose MTP layer is named so; None where the name is that of a model, such as OWNER/mtp."""
     name = name.rstrip("/")
-    model = name.removesuffix(f"/{FOLDER}")
+    model = name.removesuffix(f"/{MTP}")
     if model == name or _exists(name):
         return None
     return model if "/" in model or _exists(model) else None
@@ -160,7 +160,7 @@ def _exists(name: str) -> bool:
 def model_of(path: str | Path) -> Path | None:
     """The model whose MTP layer is meant; None where the path is that of a model."""
     path = Path(path)
-    return path.parent if path.name == FOLDER and path.parent.exists() and not path.exists() else None
+    return path.parent if path.name == MTP and path.parent.exists() and not path.exists() else None
 
 
 def mtp_layer(values: Mapping[str, Any], source: str) -> MtpLayer:

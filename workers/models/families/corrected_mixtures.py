@@ -31,7 +31,17 @@ from outrider.workers.models.families.parts import (
     layer_types,
     windows,
 )
-from outrider.workers.models.families.skeleton import HeadNorms, Mixer, Norms, Sizes, Style, decoder, read_sizes, rotate
+from outrider.workers.models.families.skeleton import (
+    HeadNorms,
+    Mixer,
+    Norms,
+    Sizes,
+    Style,
+    decoder,
+    read_sizes,
+    rotate,
+    turned_heads,
+)
 from outrider.workers.models.rope import Rope, read_rope, read_ropes, require_bases
 
 # DeepSeek V3's router adds this to the sum by which weights are divided; several families use that router.
@@ -452,14 +462,8 @@ def _laguna_attention(config: Config, sizes: Sizes) -> Mixer:
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         names, heads = Linear(f"model.layers.{layer}.self_attn."), counts[layer]
-        width, kv_width = heads * size, kv_heads * size
-        projections = [("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)]
-        matrices = [names.weight(name, rows, h.width) for name, rows in projections]
-        qkv = builder.linear(h, matrices, biases=names.biases(bias, *projections))
-        query, key, value = qkv.split(width, kv_width, kv_width)
-        for part, name, count in ((query, "q_norm", heads), (key, "k_norm", kv_heads)):
-            builder.head_norm(part, names.vector(name, size), heads=count, epsilon=sizes.epsilon)
-            rotate(builder, part, ropes[types[layer]], count)
+        width = heads * size
+        query, key, value = turned_heads(builder, h, names, sizes, heads, ropes[types[layer]], bias=bias)
         a = builder.attention(query, key, value, heads=heads, kv_heads=kv_heads, window=each[layer])
         gates = builder.linear(h, [names.weight("g_proj", heads if gating in PER_HEAD else width, h.width)])
         if gating in PER_HEAD:

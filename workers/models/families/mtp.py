@@ -18,7 +18,7 @@ ROUNDED_GROUP = 128
 
 @dataclass
 class MtpBuilder(Builder):
-    """``norm`` is what the layer's two norms before the projection are like: the last one."""
+    """``norm_like`` adds a norm like the layer's last one, as its two norms before the projection are."""
 
     layer: MtpLayer = field(kw_only=True)
     norm_like: Callable[[Builder, Slice, str, Slice], Slice] = field(kw_only=True)

@@ -256,6 +256,22 @@ def rotate(builder: Builder, x: Slice, rope: Rope, heads: int) -> None:
     )
 
 
+def turned_heads(
+    builder: Builder, h: Slice, names: Linear, sizes: Sizes, heads: int, rope: Rope, *, bias: bool, plus: float = 0.0
+) -> tuple[Slice, ...]:
+    """Queries of ``heads`` heads, keys and values; queries and keys with a norm for each head, then rope. ``plus`` is added
+    to the norms' weights."""
+    width, kv_width = heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+    projections = [("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)]
+    matrices = [names.weight(name, rows, h.width) for name, rows in projections]
+    qkv = builder.linear(h, matrices, biases=names.biases(bias, *projections))
+    query, key, value = qkv.split(width, kv_width, kv_width)
+    for part, name, count in ((query, "q_norm", heads), (key, "k_norm", sizes.kv_heads)):
+        builder.head_norm(part, names.vector(name, sizes.head_size, plus), heads=count, epsilon=sizes.epsilon)
+        rotate(builder, part, rope, count)
+    return query, key, value
+
+
 def _gated(config: Config, sizes: Sizes, style: Style) -> Mixer:
     function = style.activation if style.activation is not None else activation(config, "hidden_act", "silu")
 

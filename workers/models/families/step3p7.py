@@ -21,7 +21,7 @@ from outrider.workers.models.families.experts import (
     sparse_layers,
 )
 from outrider.workers.models.families.parts import FULL, SLIDING, Begin, Linear, gate_heads, layer_types, windows
-from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, rotate
+from outrider.workers.models.families.skeleton import Mixer, Sizes, Style, decoder, read_sizes, turned_heads
 from outrider.workers.models.rope import read_ropes
 
 THETA = 10000.0
@@ -152,14 +152,8 @@ def _attention(config: Config, sizes: Sizes) -> Mixer:
 
     def attention(builder: Builder, h: Slice, layer: int, residual: Slice | None) -> Slice:
         names, heads = Linear(f"model.layers.{layer}.self_attn."), counts[layer]
-        width, kv_width = heads * size, kv_heads * size
-        projections = [("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)]
-        matrices = [names.weight(name, rows, h.width) for name, rows in projections]
-        qkv = builder.linear(h, matrices, biases=names.biases(bias, *projections))
-        query, key, value = qkv.split(width, kv_width, kv_width)
-        for part, name, count in ((query, "q_norm", heads), (key, "k_norm", kv_heads)):
-            builder.head_norm(part, names.vector(name, size, 1.0), heads=count, epsilon=sizes.epsilon)
-            rotate(builder, part, ropes[types[layer]], count)
+        width = heads * size
+        query, key, value = turned_heads(builder, h, names, sizes, heads, ropes[types[layer]], bias=bias, plus=1.0)
         a = builder.attention(query, key, value, heads=heads, kv_heads=kv_heads, window=each[layer], scale=scale)
         gate_heads(builder, a, builder.linear(h, [names.weight("g_proj", heads, h.width)]), heads)
         output, biases = [names.weight("o_proj", h.width, width)], names.biases(bias, ("o_proj", h.width))
